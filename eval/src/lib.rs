@@ -1,0 +1,1 @@
+//! Propose, verify, measure: acceptance of a drafter on its target.

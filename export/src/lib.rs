@@ -1,0 +1,1 @@
+//! Our checkpoints to and from the layouts that serving engines load.

@@ -1,0 +1,544 @@
+//! EAGLE-3 (Li et al. 2025, 2503.01840): one decoder layer over fused target states, trained by
+//! unrolling it over its own outputs ("training-time test").
+//!
+//! Slot (anchor `a`, depth `d`) is row `t = a - 1`, step `d` of the unroll: it reads token `x_{a+d}` and
+//! the fused states `g_{a-1}` at step 0, its own output of the same row at later steps. Attention sees
+//! the step-0 keys of rows `<= t` and the same row's keys of steps `1 ..= d`; the rotary position is
+//! `t + d`. So a training row computes exactly what step-by-step decoding with a cache computes.
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, FloatDType, Tensor, activation};
+use serde::{Deserialize, Serialize};
+
+use super::{Committed, DraftSlots, DraftState, Drafter, DrafterContext, params};
+use crate::batch::{DraftBatch, StateSpec, index_tensor};
+use crate::error::ModelError;
+use crate::layers::attention::{HeadShape, attend, causal_mask, scores};
+use crate::layers::follow;
+use crate::layers::linear::{gated_mlp, linear};
+use crate::layers::norm::rms_norm;
+use crate::layers::rope::{RopeAngles, RopeTable};
+use crate::slot::{Slot, valid_slots};
+use crate::target::forward::positions;
+use crate::target::kv_cache::CacheShape;
+use crate::target::{KvCache, TargetEnds, TargetSpec};
+use crate::weights::{NamedTensor, WeightFolder};
+
+/// `[drafter.eagle3]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Eagle3Config {
+    /// Captured blocks, zero-based index of the block whose output is taken; unset means
+    /// `[1, N/2 - 1, N - 4]` for a target of N blocks (the published rule).
+    pub aux_layer_ids: Option<Vec<usize>>,
+    /// Steps of the training-time test, K.
+    pub ttt_steps: usize,
+    /// Whether the residual starts from the normed fused state (vLLM and speculators only).
+    pub norm_before_residual: bool,
+    /// Whether the head is trained or stays the target's rows.
+    pub head: HeadMode,
+    /// Width of the gated MLP; unset means the target's.
+    pub intermediate_size: Option<usize>,
+}
+
+impl Default for Eagle3Config {
+    fn default() -> Self {
+        Self {
+            aux_layer_ids: None,
+            ttt_steps: 7,
+            norm_before_residual: false,
+            head: HeadMode::Trained,
+            intermediate_size: None,
+        }
+    }
+}
+
+/// What happens to the draft head, which starts as the target's head rows of the draft vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadMode {
+    /// Trained with the rest.
+    Trained,
+    /// Kept as it is.
+    Frozen,
+}
+
+/// The drafter. Field names are the names in `drafter.safetensors`.
+#[derive(Module, Debug)]
+pub struct Eagle3 {
+    /// Fuses the captured states, `[H, K*H]`.
+    pub fc: Param<Tensor<2>>,
+    /// Norm of the token embedding, `[H]`.
+    pub embed_norm: Param<Tensor<1>>,
+    /// Norm of the fused state, `[H]`.
+    pub hidden_norm: Param<Tensor<1>>,
+    /// `[heads * D, 2H]`; the embedding half comes first.
+    pub q_proj: Param<Tensor<2>>,
+    /// `[kv heads * D, 2H]`.
+    pub k_proj: Param<Tensor<2>>,
+    /// `[kv heads * D, 2H]`.
+    pub v_proj: Param<Tensor<2>>,
+    /// `[H, heads * D]`.
+    pub o_proj: Param<Tensor<2>>,
+    /// Norm in front of the MLP, `[H]`.
+    pub mlp_norm: Param<Tensor<1>>,
+    /// `[I, H]`.
+    pub gate_proj: Param<Tensor<2>>,
+    /// `[I, H]`.
+    pub up_proj: Param<Tensor<2>>,
+    /// `[H, I]`.
+    pub down_proj: Param<Tensor<2>>,
+    /// Norm in front of the head, `[H]`.
+    pub norm: Param<Tensor<1>>,
+    /// `[V_draft, H]`.
+    pub head: Param<Tensor<2>>,
+    #[module(skip)]
+    shape: Eagle3Shape,
+    #[module(skip)]
+    rope: RopeTable,
+}
+
+/// Constants of a built drafter.
+#[derive(Clone, Debug)]
+struct Eagle3Shape {
+    heads: HeadShape,
+    aux_layer_ids: Vec<usize>,
+    num_steps: usize,
+    norm_before_residual: bool,
+    head: HeadMode,
+    eps: f64,
+}
+
+/// Published default of the captured blocks, as zero-based output ids.
+///
+/// # Errors
+/// [`ModelError::Setting`] for targets too shallow for three distinct ids.
+pub fn default_aux_layer_ids(num_layers: usize) -> Result<Vec<usize>, ModelError> {
+    if num_layers < 7 {
+        return Err(ModelError::setting(
+            format!(
+                "the default captured layers [1, N/2 - 1, N - 4] are not three distinct layers for a \
+                 target of {num_layers} layers"
+            ),
+            "set `drafter.eagle3.aux_layer_ids` to distinct ids below the number of layers",
+        ));
+    }
+    Ok(vec![1, num_layers / 2 - 1, num_layers - 4])
+}
+
+/// Checks explicit ids: strictly increasing and inside the target.
+///
+/// # Errors
+/// [`ModelError::Setting`] naming the list.
+pub fn check_aux_layer_ids(ids: &[usize], num_layers: usize) -> Result<(), ModelError> {
+    let increasing = ids.windows(2).all(|pair| pair[0] < pair[1]);
+    if !ids.is_empty() && increasing && ids.iter().all(|&id| id < num_layers) {
+        return Ok(());
+    }
+    Err(ModelError::setting(
+        format!(
+            "`drafter.eagle3.aux_layer_ids` is {ids:?}, expected strictly increasing ids below {num_layers}"
+        ),
+        "ids count blocks from 0 and name the block whose output is taken",
+    ))
+}
+
+impl Eagle3Config {
+    /// The captured blocks for a target of `num_layers` blocks.
+    ///
+    /// # Errors
+    /// [`ModelError::Setting`] when explicit ids are invalid or the default rule does not apply.
+    pub fn aux_layer_ids(&self, num_layers: usize) -> Result<Vec<usize>, ModelError> {
+        match &self.aux_layer_ids {
+            None => default_aux_layer_ids(num_layers),
+            Some(ids) => check_aux_layer_ids(ids, num_layers).map(|()| ids.clone()),
+        }
+    }
+}
+
+impl Drafter for Eagle3 {
+    type Config = Eagle3Config;
+
+    fn init(
+        config: &Eagle3Config,
+        context: DrafterContext<'_>,
+        seed: u64,
+        device: &Device,
+    ) -> Result<Self, ModelError> {
+        let target = context.target;
+        let aux_layer_ids = config.aux_layer_ids(target.num_layers)?;
+        if config.ttt_steps == 0 {
+            return Err(ModelError::setting(
+                "`drafter.eagle3.ttt_steps` is 0, expected at least 1",
+                "7 is the published value, 3 is cheaper",
+            ));
+        }
+        let heads = target.heads();
+        let hidden = target.hidden_size;
+        let intermediate = config.intermediate_size.unwrap_or(target.intermediate_size);
+        let (q_width, kv_width) = (
+            heads.num_heads * heads.head_dim,
+            heads.num_kv_heads * heads.head_dim,
+        );
+        let matrix =
+            |name: &str, shape: [usize; 2]| params::random_matrix(name, shape, seed, device);
+        let gain = |name: &str| params::unit_gain(name, hidden, device);
+        let drafter = Self {
+            fc: matrix("fc", [hidden, aux_layer_ids.len() * hidden]),
+            embed_norm: gain("embed_norm"),
+            hidden_norm: gain("hidden_norm"),
+            q_proj: matrix("q_proj", [q_width, 2 * hidden]),
+            k_proj: matrix("k_proj", [kv_width, 2 * hidden]),
+            v_proj: matrix("v_proj", [kv_width, 2 * hidden]),
+            o_proj: matrix("o_proj", [hidden, q_width]),
+            mlp_norm: gain("mlp_norm"),
+            gate_proj: matrix("gate_proj", [intermediate, hidden]),
+            up_proj: matrix("up_proj", [intermediate, hidden]),
+            down_proj: matrix("down_proj", [hidden, intermediate]),
+            norm: gain("norm"),
+            head: params::named("head", head_rows(context, device)),
+            shape: Eagle3Shape {
+                heads,
+                aux_layer_ids,
+                num_steps: config.ttt_steps,
+                norm_before_residual: config.norm_before_residual,
+                head: config.head,
+                eps: target.rms_norm_eps,
+            },
+            rope: rope_table(target, config.ttt_steps, device),
+        };
+        Ok(drafter.with_head_mode())
+    }
+
+    fn state_spec(&self) -> StateSpec {
+        StateSpec {
+            aux_layer_ids: self.shape.aux_layer_ids.clone(),
+        }
+    }
+
+    fn num_depths(&self) -> usize {
+        self.shape.num_steps
+    }
+
+    fn draft_slots(
+        &self,
+        batch: &DraftBatch,
+        ends: &TargetEnds,
+        compute: FloatDType,
+    ) -> DraftSlots {
+        let device = self.fc.val().device();
+        let (num_rows, len) = (batch.tokens.num_rows(), batch.tokens.padded_len());
+        let slots: Vec<Slot> = (0..num_rows)
+            .flat_map(|row| valid_slots(&batch.tokens.rows[row].turns, row, self.shape.num_steps))
+            .collect();
+        let outputs: Vec<Tensor<2>> = self
+            .unroll(batch, ends, compute)
+            .into_iter()
+            .map(|step| step.flatten::<2>(0, 1))
+            .collect();
+        let place = |slot: &Slot| (slot.depth * num_rows + slot.row) * len + slot.anchor - 1;
+        let hidden =
+            Tensor::cat(outputs, 0).select(0, index_tensor(slots.iter().map(place), &device));
+        DraftSlots { hidden, slots }
+    }
+
+    fn head(&self) -> Tensor<2> {
+        self.head.val()
+    }
+
+    fn is_head_trained(&self) -> bool {
+        self.shape.head == HeadMode::Trained
+    }
+
+    fn open(&self, num_rows: usize, capacity: usize) -> DraftState {
+        let shape = CacheShape {
+            num_layers: 1,
+            heads: self.shape.heads,
+            num_rows,
+            capacity,
+        };
+        DraftState {
+            cache: KvCache::new(shape, FloatDType::F32, &self.fc.val().device()),
+            observed: vec![0; num_rows],
+            feedback: None,
+            output: None,
+        }
+    }
+
+    fn observe(&self, state: &mut DraftState, committed: Committed, ends: &TargetEnds) {
+        for (row, &observed) in state.observed.iter().enumerate() {
+            state.cache.truncate(row, observed);
+        }
+        let layer = self.layer(FloatDType::F32);
+        let embedded = ends.embed(committed.next_ids).cast(FloatDType::F32);
+        let fused = linear(committed.aux.cast(FloatDType::F32), layer.fc.clone());
+        let hidden = self.decode(&layer, &mut state.cache, embedded, fused, &committed.lens);
+        for (observed, new) in state.observed.iter_mut().zip(&committed.lens) {
+            *observed += new;
+        }
+        self.remember(state, last_rows(hidden, &committed.lens));
+    }
+
+    fn next_logits(
+        &self,
+        state: &mut DraftState,
+        previous: Option<&[u32]>,
+        ends: &TargetEnds,
+    ) -> Tensor<2> {
+        if let (Some(tokens), Some(feedback)) = (previous, state.feedback.clone()) {
+            let layer = self.layer(FloatDType::F32);
+            let device = feedback.device();
+            let ids = index_tensor(tokens.iter().map(|&id| id as usize), &device);
+            let embedded = ends.embed(ids.unsqueeze_dim(1)).cast(FloatDType::F32);
+            let lens = vec![1; tokens.len()];
+            let hidden = self.decode(&layer, &mut state.cache, embedded, feedback, &lens);
+            self.remember(state, hidden);
+        }
+        #[expect(
+            clippy::expect_used,
+            reason = "drafting starts with observing the prompt"
+        )]
+        let output = state
+            .output
+            .clone()
+            .expect("`observe` runs before `next_logits`");
+        output.matmul(self.head.val().transpose())
+    }
+
+    fn to_tensors(&self) -> Vec<NamedTensor> {
+        params::to_tensors(self)
+    }
+
+    fn load_tensors(self, weights: &WeightFolder) -> Result<Self, ModelError> {
+        params::load_tensors(self, weights)
+    }
+}
+
+/// The layer's weights in the compute type.
+struct Layer {
+    fc: Tensor<2>,
+    q: Tensor<2>,
+    k: Tensor<2>,
+    v: Tensor<2>,
+    o: Tensor<2>,
+    gate: Tensor<2>,
+    up: Tensor<2>,
+    down: Tensor<2>,
+}
+
+/// Queries, keys and values of one call, `[B, heads, S, D]`.
+struct Projected {
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+}
+
+impl Eagle3 {
+    fn with_head_mode(mut self) -> Self {
+        if self.shape.head == HeadMode::Frozen {
+            self.head = self.head.set_require_grad(false);
+        }
+        self
+    }
+
+    fn layer(&self, compute: FloatDType) -> Layer {
+        let cast = |param: &Param<Tensor<2>>| param.val().cast(compute);
+        Layer {
+            fc: cast(&self.fc),
+            q: cast(&self.q_proj),
+            k: cast(&self.k_proj),
+            v: cast(&self.v_proj),
+            o: cast(&self.o_proj),
+            gate: cast(&self.gate_proj),
+            up: cast(&self.up_proj),
+            down: cast(&self.down_proj),
+        }
+    }
+
+    /// Outputs in front of the head for every step, `[B, S, H]` each, in f32.
+    ///
+    /// Row `t` of step `s` is meaningful where token `x_{t+1+s}` exists; the others never reach a slot
+    /// and no other row attends to them.
+    pub fn unroll(
+        &self,
+        batch: &DraftBatch,
+        ends: &TargetEnds,
+        compute: FloatDType,
+    ) -> Vec<Tensor<3>> {
+        let device = self.fc.val().device();
+        let inner = device.clone().inner();
+        let layer = self.layer(compute);
+        let (num_rows, len) = (batch.tokens.num_rows(), batch.tokens.padded_len());
+        let input = |x: Tensor<3>| follow(&device, x).cast(compute);
+        let mask = causal_mask(&[0], len, len, &device);
+        let mut hidden = linear(input(batch.states.aux.clone()), layer.fc.clone());
+        let mut outputs = Vec::with_capacity(self.shape.num_steps);
+        let mut keys: Vec<Tensor<4>> = Vec::new();
+        let mut values: Vec<Tensor<4>> = Vec::new();
+        for step in 0..self.shape.num_steps {
+            let embedded = input(ends.embed(batch.tokens.shifted_ids(step + 1, &inner)));
+            let angles = self
+                .rope
+                .at(positions(&vec![step; num_rows], len, &inner))
+                .follow(&device);
+            let projected = self.project(&layer, embedded, hidden.clone(), &angles);
+            keys.push(projected.k);
+            values.push(projected.v);
+            let mixed = unrolled_attention(self.shape.heads, projected.q, &keys, &values, &mask);
+            hidden = self.finish(&layer, hidden, mixed);
+            outputs.push(
+                rms_norm(hidden.clone(), self.norm.val(), self.shape.eps).cast(FloatDType::F32),
+            );
+        }
+        outputs
+    }
+
+    /// Attention inputs from embeddings and hidden states `[B, S, H]`.
+    fn project(
+        &self,
+        layer: &Layer,
+        embedded: Tensor<3>,
+        hidden: Tensor<3>,
+        angles: &RopeAngles,
+    ) -> Projected {
+        let heads = self.shape.heads;
+        let eps = self.shape.eps;
+        let both = Tensor::cat(
+            vec![
+                rms_norm(embedded, self.embed_norm.val(), eps),
+                rms_norm(hidden, self.hidden_norm.val(), eps),
+            ],
+            2,
+        ); // [B, S, 2H]
+        let split = |weight: &Tensor<2>, num_heads: usize| {
+            HeadShape::split(linear(both.clone(), weight.clone()), num_heads)
+        };
+        Projected {
+            q: angles.rotate(split(&layer.q, heads.num_heads)),
+            k: angles.rotate(split(&layer.k, heads.num_kv_heads)),
+            v: split(&layer.v, heads.num_kv_heads),
+        }
+    }
+
+    /// Residual, output projection and MLP after attention; returns the pre-norm output `[B, S, H]`.
+    fn finish(&self, layer: &Layer, hidden: Tensor<3>, mixed: Tensor<4>) -> Tensor<3> {
+        let eps = self.shape.eps;
+        let residual = if self.shape.norm_before_residual {
+            rms_norm(hidden, self.hidden_norm.val(), eps)
+        } else {
+            hidden
+        };
+        let hidden = residual + linear(HeadShape::merge(mixed), layer.o.clone());
+        let x = rms_norm(hidden.clone(), self.mlp_norm.val(), eps);
+        hidden + gated_mlp(x, layer.gate.clone(), layer.up.clone(), layer.down.clone())
+    }
+
+    /// One cached pass over `[B, M, H]`; returns the pre-norm outputs.
+    fn decode(
+        &self,
+        layer: &Layer,
+        cache: &mut KvCache,
+        embedded: Tensor<3>,
+        hidden: Tensor<3>,
+        lens: &[usize],
+    ) -> Tensor<3> {
+        let len = embedded.dims()[1];
+        let device = embedded.device();
+        let starts = cache.lens().to_vec();
+        let angles = self.rope.at(positions(&starts, len, &device));
+        let projected = self.project(layer, embedded, hidden.clone(), &angles);
+        let num_keys = starts.iter().max().copied().unwrap_or(0) + len;
+        let mask = causal_mask(&starts, len, num_keys, &device);
+        let (keys, values) = cache.append(0, projected.k, projected.v);
+        let mixed = attend(self.shape.heads, projected.q, keys, values, mask);
+        for (row, new) in lens.iter().enumerate() {
+            cache.advance(row, *new);
+        }
+        self.finish(layer, hidden, mixed)
+    }
+
+    fn remember(&self, state: &mut DraftState, hidden: Tensor<3>) {
+        let output = rms_norm(hidden.clone(), self.norm.val(), self.shape.eps);
+        state.output = Some(output.squeeze_dim::<2>(1));
+        state.feedback = Some(hidden);
+    }
+}
+
+/// Attention of unroll step `s`: causal over the step-0 keys, plus the same row's keys of steps `1 ..= s`.
+///
+/// `q` `[B, heads, S, D]`; `keys` and `values` hold steps `0 ..= s`, `[B, kv heads, S, D]` each.
+fn unrolled_attention(
+    heads: HeadShape,
+    q: Tensor<4>,
+    keys: &[Tensor<4>],
+    values: &[Tensor<4>],
+    mask: &Tensor<4>,
+) -> Tensor<4> {
+    let [_, _, len, head_dim] = q.dims();
+    if keys.len() == 1 {
+        return attend(heads, q, keys[0].clone(), values[0].clone(), mask.clone());
+    }
+    let dtype: FloatDType = q.dtype().into();
+    let scale = 1.0 / (head_dim as f64).sqrt();
+    let mut columns = vec![scores(heads, q.clone(), keys[0].clone(), head_dim) + mask.clone()];
+    for key in &keys[1..] {
+        let diagonal = (q.clone() * repeat_heads(heads, key.clone()))
+            .sum_dim(3)
+            .mul_scalar(scale);
+        columns.push(diagonal.cast(FloatDType::F32)); // [B, heads, S, 1]
+    }
+    let weights = activation::softmax(Tensor::cat(columns, 3), 3).cast(dtype);
+    let past = heads
+        .fold_queries(weights.clone().narrow(3, 0, len))
+        .matmul(values[0].clone());
+    let mut mixed = heads.unfold_queries(past, len);
+    for (index, value) in values[1..].iter().enumerate() {
+        let weight = weights.clone().narrow(3, len + index, 1);
+        mixed = mixed + weight * repeat_heads(heads, value.clone());
+    }
+    mixed
+}
+
+/// `[B, kv heads, S, D]` to `[B, heads, S, D]`, each key-value head repeated for its group.
+fn repeat_heads(heads: HeadShape, x: Tensor<4>) -> Tensor<4> {
+    let [batch, num_kv_heads, len, head_dim] = x.dims();
+    let group = heads.group();
+    x.reshape([batch, num_kv_heads, 1, len, head_dim])
+        .expand([batch, num_kv_heads, group, len, head_dim])
+        .reshape([batch, heads.num_heads, len, head_dim])
+}
+
+/// The last real entry of each row, `[B, M, H]` to `[B, 1, H]`.
+fn last_rows(x: Tensor<3>, lens: &[usize]) -> Tensor<3> {
+    let [batch, len, width] = x.dims();
+    let last = lens
+        .iter()
+        .enumerate()
+        .map(|(row, real)| row * len + real - 1);
+    let indices = index_tensor(last, &x.device());
+    x.reshape([batch * len, width])
+        .select(0, indices)
+        .reshape([batch, 1, width])
+}
+
+/// The target's head rows of the draft vocabulary in f32, `[V_draft, H]`.
+fn head_rows(context: DrafterContext<'_>, device: &Device) -> Tensor<2> {
+    let head = context.ends.head.clone().cast(FloatDType::F32);
+    let rows = if context.vocab.is_full() {
+        head
+    } else {
+        let ids = context.vocab.target_ids().iter().map(|&id| id as usize);
+        head.select(0, index_tensor(ids, &context.ends.head.device()))
+    };
+    Tensor::from_data(rows.into_data(), device)
+}
+
+fn rope_table(target: &TargetSpec, steps: usize, device: &Device) -> RopeTable {
+    let num_positions = target.max_position_embeddings + steps;
+    RopeTable::new(
+        &target.rope,
+        target.head_dim,
+        num_positions,
+        &device.clone().inner(),
+    )
+}

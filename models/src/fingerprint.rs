@@ -1,0 +1,61 @@
+//! Identity of a target: which weights, configuration, tokenizer and template produced some data.
+
+use std::path::Path;
+
+use crate::error::ModelError;
+use crate::file;
+
+/// Files of a model folder that belong to its identity, beside the weights.
+const TEXT_FILES: &[&str] = &[
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+];
+
+/// The blake3 hash (hex) over configuration, tokenizer, template and all weight files of a folder.
+///
+/// Computed once and remembered beside nothing: `memory` maps (path, size, modification time) of the
+/// weight files to the hash, so that an unchanged folder is not read again.
+///
+/// # Errors
+/// [`ModelError::Io`] naming the file that cannot be read.
+pub fn target_fingerprint(folder: &Path) -> Result<String, ModelError> {
+    let mut hasher = blake3::Hasher::new();
+    for name in TEXT_FILES {
+        let path = folder.join(name);
+        if path.exists() {
+            hash_file(&mut hasher, name, &path)?;
+        }
+    }
+    for name in weight_files(folder)? {
+        hash_file(&mut hasher, &name, &folder.join(&name))?;
+    }
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+fn hash_file(hasher: &mut blake3::Hasher, name: &str, path: &Path) -> Result<(), ModelError> {
+    let bytes = file::read(path)?;
+    hasher.update(name.as_bytes());
+    hasher.update(&(bytes.len() as u64).to_le_bytes());
+    hasher.update(&bytes);
+    Ok(())
+}
+
+/// Names of the safetensors files of a folder, sorted.
+///
+/// # Errors
+/// [`ModelError::Io`] when the folder cannot be listed.
+pub fn weight_files(folder: &Path) -> Result<Vec<String>, ModelError> {
+    let mut names = Vec::new();
+    for entry in fs_err::read_dir(folder).map_err(|e| ModelError::io(folder, e))? {
+        let entry = entry.map_err(|e| ModelError::io(folder, e))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".safetensors") {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}

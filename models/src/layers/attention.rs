@@ -1,0 +1,98 @@
+//! Scaled dot-product attention with grouped key-value heads, in the composed form.
+
+use burn::tensor::{Device, FloatDType, Tensor, TensorData, activation};
+
+/// Added to a score that must not be attended to; finite, so that a padded row stays finite.
+pub const MASKED: f32 = -1e30;
+
+/// Numbers of heads and their size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadShape {
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key-value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Size of one head, D.
+    pub head_dim: usize,
+}
+
+impl HeadShape {
+    /// `[B, S, heads * D]` to `[B, heads, S, D]`.
+    pub fn split(x: Tensor<3>, num_heads: usize) -> Tensor<4> {
+        let [batch, len, width] = x.dims();
+        x.reshape([batch, len, num_heads, width / num_heads])
+            .swap_dims(1, 2)
+    }
+
+    /// `[B, heads, S, D]` to `[B, S, heads * D]`.
+    pub fn merge(x: Tensor<4>) -> Tensor<3> {
+        let [batch, num_heads, len, head_dim] = x.dims();
+        x.swap_dims(1, 2)
+            .reshape([batch, len, num_heads * head_dim])
+    }
+
+    /// Query heads that share a key-value head.
+    pub fn group(&self) -> usize {
+        self.num_heads / self.num_kv_heads
+    }
+
+    /// `[B, heads, S, D]` to `[B, kv heads, group * S, D]`: query heads of a group become rows, so
+    /// that keys and values are never repeated in memory.
+    pub fn fold_queries(&self, q: Tensor<4>) -> Tensor<4> {
+        let [batch, _, len, head_dim] = q.dims();
+        q.reshape([batch, self.num_kv_heads, self.group() * len, head_dim])
+    }
+
+    /// The inverse of [`HeadShape::fold_queries`] for anything of shape `[B, kv, group * S, X]`.
+    pub fn unfold_queries(&self, x: Tensor<4>, len: usize) -> Tensor<4> {
+        let [batch, _, _, width] = x.dims();
+        x.reshape([batch, self.num_heads, len, width])
+    }
+}
+
+/// `softmax(q k^T / sqrt(D) + mask) v`.
+///
+/// `q` `[B, heads, S, D]`, `k` and `v` `[B, kv heads, T, D]`, `mask` `[B or 1, 1, S, T]` additive.
+/// Returns `[B, heads, S, D]`; the softmax is computed in f32.
+pub fn attend(
+    shape: HeadShape,
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    mask: Tensor<4>,
+) -> Tensor<4> {
+    let [_, _, len, head_dim] = q.dims();
+    let dtype: FloatDType = q.dtype().into();
+    let scores = scores(shape, q, k, head_dim) + mask;
+    let weights = activation::softmax(scores, 3).cast(dtype);
+    let mixed = shape.fold_queries(weights).matmul(v);
+    shape.unfold_queries(mixed, len)
+}
+
+/// `q k^T / sqrt(D)` in f32, `[B, heads, S, T]`.
+pub fn scores(shape: HeadShape, q: Tensor<4>, k: Tensor<4>, head_dim: usize) -> Tensor<4> {
+    let len = q.dims()[2];
+    let scale = 1.0 / (head_dim as f64).sqrt();
+    let folded = shape
+        .fold_queries(q)
+        .mul_scalar(scale)
+        .matmul(k.swap_dims(2, 3));
+    shape.unfold_queries(folded, len).cast(FloatDType::F32)
+}
+
+/// Additive mask `[B, 1, S, T]`: query `i` of row `b` stands at position `starts[b] + i` and sees the
+/// keys at positions up to its own.
+pub fn causal_mask(starts: &[usize], len: usize, num_keys: usize, device: &Device) -> Tensor<4> {
+    let mut values = Vec::with_capacity(starts.len() * len * num_keys);
+    for start in starts {
+        for query in 0..len {
+            let visible = (start + query + 1).min(num_keys);
+            values.resize(values.len() + visible, 0.0_f32);
+            values.resize(values.len() + num_keys - visible, MASKED);
+        }
+    }
+    Tensor::from_data(
+        TensorData::new(values, [starts.len(), 1, len, num_keys]),
+        device,
+    )
+}

@@ -1,0 +1,18 @@
+//! Bias-free linear maps with weights `[out, in]`, and the gated MLP.
+
+use burn::tensor::{Tensor, activation};
+
+/// `x W^T` for `x` `[B, S, in]` and `W` `[out, in]`: `[B, S, out]`.
+pub fn linear(x: Tensor<3>, weight: Tensor<2>) -> Tensor<3> {
+    let [batch, len, width] = x.dims();
+    let out = weight.dims()[0];
+    x.reshape([batch * len, width])
+        .matmul(weight.transpose())
+        .reshape([batch, len, out])
+}
+
+/// SwiGLU (Shazeer 2020, 2002.05202): `down(silu(gate(x)) * up(x))`, `[B, S, H]` to `[B, S, H]`.
+pub fn gated_mlp(x: Tensor<3>, gate: Tensor<2>, up: Tensor<2>, down: Tensor<2>) -> Tensor<3> {
+    let gated = activation::silu(linear(x.clone(), gate)) * linear(x, up); // [B, S, I]
+    linear(gated, down)
+}

@@ -1,0 +1,13 @@
+//! RMSNorm (Zhang and Sennrich 2019, 1910.07467), computed in f32 whatever the input type.
+
+use burn::tensor::{FloatDType, Tensor};
+
+/// `x / sqrt(mean(x^2) + eps) * gain` over the last axis; same shape and type as `x`.
+pub fn rms_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, eps: f64) -> Tensor<D> {
+    let dtype: FloatDType = x.dtype().into();
+    let x = x.cast(FloatDType::F32);
+    let mean_square = x.clone().square().mean_dim(D - 1);
+    let scale = mean_square.add_scalar(eps).sqrt().recip();
+    let gain = gain.cast(FloatDType::F32).unsqueeze::<D>();
+    (x * scale * gain).cast(dtype)
+}

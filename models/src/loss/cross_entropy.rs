@@ -1,0 +1,45 @@
+//! Cross entropy against one token.
+
+use burn::tensor::{FloatDType, IndexingUpdateOp, Int, Tensor};
+
+use super::{DraftLoss, LossRows, LossTerms};
+
+/// `-log q(y)`; a slot whose token is outside the draft vocabulary contributes zero.
+///
+/// Gradient with respect to the draft logits: `q - 1_y`.
+#[derive(Clone, Copy, Debug)]
+pub enum CrossEntropy {
+    /// `y` is the token in the data.
+    DataToken,
+    /// `y` is the target's most probable token inside the draft vocabulary.
+    TargetArgmax,
+}
+
+impl DraftLoss for CrossEntropy {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::DataToken => "ce",
+            Self::TargetArgmax => "ce_argmax",
+        }
+    }
+
+    fn evaluate(&self, rows: &LossRows) -> LossTerms {
+        let (label, known) = self.label(rows);
+        let value = rows.log_q.clone().gather(1, label.clone()).neg() * known.clone();
+        let minus_one = known.clone().neg();
+        let grad = (rows.q.clone() * known).scatter(1, label, minus_one, IndexingUpdateOp::Add);
+        LossTerms { value, grad }
+    }
+}
+
+impl CrossEntropy {
+    fn label(self, rows: &LossRows) -> (Tensor<2, Int>, Tensor<2>) {
+        match self {
+            Self::DataToken => (rows.label.clone(), rows.label_known.clone()),
+            Self::TargetArgmax => {
+                let ones = rows.label_known.ones_like().cast(FloatDType::F32);
+                (rows.p.clone().argmax(1), ones)
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Per-slot losses between the teacher `p` and the drafter `q`, with their closed-form gradients.
+//!
+//! A loss knows no mask, no weight and no reduction: it maps rows of distributions to one value a row
+//! and one gradient with respect to the (temperature-scaled) draft logits a row. [`LOSSES`] lists all.
+
+mod cross_entropy;
+mod kl;
+mod lk_hybrid;
+mod tv;
+
+use std::fmt::Debug;
+
+use burn::tensor::{Int, Tensor};
+
+pub use cross_entropy::CrossEntropy;
+pub use kl::Kl;
+pub use lk_hybrid::LkHybrid;
+pub use tv::Tv;
+
+/// Teacher and drafter on the draft vocabulary, for `n` slots; everything in f32.
+#[derive(Clone, Debug)]
+pub struct LossRows {
+    /// `log q`, `[n, V_draft]`.
+    pub log_q: Tensor<2>,
+    /// `q`, `[n, V_draft]`.
+    pub q: Tensor<2>,
+    /// `p` on the draft vocabulary, *not* renormalised: mass outside is lost. `[n, V_draft]`.
+    pub p: Tensor<2>,
+    /// `log p`, `[n, V_draft]`.
+    pub log_p: Tensor<2>,
+    /// `sum(p)` over the draft vocabulary, `[n, 1]`.
+    pub kept_mass: Tensor<2>,
+    /// Draft id of the data token, 0 where it is outside the draft vocabulary. `[n, 1]`.
+    pub label: Tensor<2, Int>,
+    /// 1 where the data token is in the draft vocabulary, else 0. `[n, 1]`.
+    pub label_known: Tensor<2>,
+}
+
+impl LossRows {
+    /// `p` renormalised on the draft vocabulary, `[n, V_draft]`; for KL-like terms only.
+    pub fn renormalised_p(&self) -> Tensor<2> {
+        self.p.clone() / self.kept_mass.clone()
+    }
+
+    /// The overlap `alpha = sum(min(p, q))`, with lost mass lost. `[n, 1]`.
+    pub fn alpha(&self) -> Tensor<2> {
+        self.p.clone().min_pair(self.q.clone()).sum_dim(1)
+    }
+}
+
+/// Value and gradient of a loss, row by row.
+#[derive(Clone, Debug)]
+pub struct LossTerms {
+    /// Loss of each slot, `[n, 1]`.
+    pub value: Tensor<2>,
+    /// Its gradient with respect to the draft logits, `[n, V_draft]`.
+    pub grad: Tensor<2>,
+}
+
+/// A divergence between teacher and drafter, as a pure function of rows.
+pub trait DraftLoss: Debug + Send + Sync {
+    /// Name in run files.
+    fn name(&self) -> &'static str;
+    /// Value and gradient for each row; the formula and its source are in the type's documentation.
+    fn evaluate(&self, rows: &LossRows) -> LossTerms;
+}
+
+/// Every loss, in the order shown in messages.
+pub const LOSSES: &[&dyn DraftLoss] = &[
+    &Kl,
+    &Tv,
+    &LkHybrid,
+    &CrossEntropy::DataToken,
+    &CrossEntropy::TargetArgmax,
+];
+
+/// The loss of that name.
+pub fn find(name: &str) -> Option<&'static dyn DraftLoss> {
+    LOSSES.iter().copied().find(|loss| loss.name() == name)
+}
+
+/// Names of all losses.
+pub fn names() -> Vec<&'static str> {
+    LOSSES.iter().map(|loss| loss.name()).collect()
+}

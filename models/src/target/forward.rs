@@ -1,0 +1,308 @@
+//! [`TargetModel`]: the decoder stack with captured states and an optional cache.
+
+use std::path::Path;
+
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+
+use crate::batch::{StateSpec, TargetStates};
+use crate::error::ModelError;
+use crate::layers::attention::{HeadShape, attend, causal_mask};
+use crate::layers::linear::{gated_mlp, linear};
+use crate::layers::norm::rms_norm;
+use crate::layers::rope::{RopeAngles, RopeTable};
+use crate::target::config::TargetSpec;
+use crate::target::ends::TargetEnds;
+use crate::target::kv_cache::{CacheShape, KvCache};
+use crate::weights::WeightFolder;
+
+/// A frozen decoder: Llama, Qwen2 and Qwen3 as values of one shape.
+///
+/// Its tensors live on a device without gradient tracking; they never require a gradient.
+#[derive(Clone, Debug)]
+pub struct TargetModel {
+    spec: TargetSpec,
+    ends: TargetEnds,
+    blocks: Vec<Block>,
+    rope: RopeTable,
+    dtype: FloatDType,
+    device: Device,
+}
+
+/// New tokens for a forward pass.
+#[derive(Clone, Debug)]
+pub struct NewTokens {
+    /// Ids `[B, S]`, padded on the right.
+    pub ids: Tensor<2, Int>,
+    /// Real tokens in each row, at most S; only these are committed to a cache.
+    pub lens: Vec<usize>,
+}
+
+impl NewTokens {
+    /// Rows of ids, padded on the right.
+    pub fn new(rows: &[&[u32]], device: &Device) -> Self {
+        Self {
+            ids: crate::batch::padded_ids(rows, device),
+            lens: rows.iter().map(|row| row.len()).collect(),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    input_norm: Tensor<1>,
+    q: Projection,
+    k: Projection,
+    v: Projection,
+    o: Tensor<2>,
+    qk_norm: Option<(Tensor<1>, Tensor<1>)>,
+    mlp_norm: Tensor<1>,
+    gate: Tensor<2>,
+    up: Tensor<2>,
+    down: Tensor<2>,
+}
+
+#[derive(Clone, Debug)]
+struct Projection {
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+}
+
+impl Projection {
+    fn apply(&self, x: Tensor<3>) -> Tensor<3> {
+        let y = linear(x, self.weight.clone());
+        match &self.bias {
+            Some(bias) => y + bias.clone().unsqueeze::<3>(),
+            None => y,
+        }
+    }
+}
+
+impl TargetModel {
+    /// Loads a model folder (`config.json` and safetensors) in compute type `dtype`.
+    ///
+    /// # Errors
+    /// [`ModelError`] naming the file, key or tensor at fault.
+    pub fn load(folder: &Path, dtype: FloatDType, device: &Device) -> Result<Self, ModelError> {
+        let spec = TargetSpec::from_folder(folder)?;
+        let weights = WeightFolder::open(folder)?;
+        Self::from_weights(spec, &weights, dtype, device)
+    }
+
+    /// Builds a model from a configuration and its weights.
+    ///
+    /// # Errors
+    /// [`ModelError`] when a tensor is missing or misshapen.
+    pub fn from_weights(
+        spec: TargetSpec,
+        weights: &WeightFolder,
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Result<Self, ModelError> {
+        let ends = TargetEnds::load(weights, &spec, dtype, device)?;
+        let loader = BlockLoader {
+            spec: &spec,
+            weights,
+            dtype,
+            device,
+        };
+        let blocks = (0..spec.num_layers)
+            .map(|i| loader.block(i))
+            .collect::<Result<_, _>>()?;
+        let rope = RopeTable::new(
+            &spec.rope,
+            spec.head_dim,
+            spec.max_position_embeddings,
+            device,
+        );
+        Ok(Self {
+            ends,
+            blocks,
+            rope,
+            dtype,
+            device: device.clone(),
+            spec,
+        })
+    }
+
+    /// Shape and constants of the model.
+    pub fn spec(&self) -> &TargetSpec {
+        &self.spec
+    }
+
+    /// Embedding, final norm and head.
+    pub fn ends(&self) -> &TargetEnds {
+        &self.ends
+    }
+
+    /// The device that holds the weights.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// An empty cache for `num_rows` sequences of up to `capacity` tokens.
+    pub fn new_cache(&self, num_rows: usize, capacity: usize) -> KvCache {
+        let shape = CacheShape {
+            num_layers: self.spec.num_layers,
+            heads: self.spec.heads(),
+            num_rows,
+            capacity,
+        };
+        KvCache::new(shape, self.dtype, &self.device)
+    }
+
+    /// Runs whole documents, padded on the right, and returns the states of every position.
+    ///
+    /// `ids` `[B, S]`; padding never influences a real position, because attention is causal.
+    pub fn forward(&self, ids: Tensor<2, Int>, want: &StateSpec) -> TargetStates {
+        let starts = vec![0; ids.dims()[0]];
+        self.run(ids, &starts, want, None)
+    }
+
+    /// Runs new tokens after those in `cache`, commits them and returns their states `[B, S, ..]`.
+    pub fn forward_cached(
+        &self,
+        new: NewTokens,
+        want: &StateSpec,
+        cache: &mut KvCache,
+    ) -> TargetStates {
+        let starts = cache.lens().to_vec();
+        let states = self.run(new.ids, &starts, want, Some(cache));
+        for (row, len) in new.lens.iter().enumerate() {
+            cache.advance(row, *len);
+        }
+        states
+    }
+
+    fn run(
+        &self,
+        ids: Tensor<2, Int>,
+        starts: &[usize],
+        want: &StateSpec,
+        mut cache: Option<&mut KvCache>,
+    ) -> TargetStates {
+        let [_, len] = ids.dims();
+        let angles = self.rope.at(positions(starts, len, &self.device));
+        let num_keys = starts.iter().max().copied().unwrap_or(0) + len;
+        let mask = causal_mask(starts, len, num_keys, &self.device);
+        let mut hidden = self.ends.embed(ids);
+        let mut captured = Vec::with_capacity(want.aux_layer_ids.len());
+        for (index, block) in self.blocks.iter().enumerate() {
+            let layer_cache = cache.as_deref_mut().map(|cache| (cache, index));
+            hidden = block.forward(&self.spec, hidden, &angles, &mask, layer_cache);
+            if want.aux_layer_ids.contains(&index) {
+                captured.push(hidden.clone());
+            }
+        }
+        let aux = match captured.len() {
+            0 => hidden.clone().narrow(2, 0, 0),
+            _ => Tensor::cat(captured, 2),
+        };
+        TargetStates {
+            aux,
+            final_hidden: hidden,
+        }
+    }
+}
+
+/// Positions `[B, S]` of new tokens that follow `starts[b]` committed ones.
+pub fn positions(starts: &[usize], len: usize, device: &Device) -> Tensor<2, Int> {
+    let flat: Vec<i32> = starts
+        .iter()
+        .flat_map(|&start| (start..start + len).map(|p| p as i32))
+        .collect();
+    Tensor::from_data(TensorData::new(flat, [starts.len(), len]), device)
+}
+
+impl Block {
+    fn forward(
+        &self,
+        spec: &TargetSpec,
+        hidden: Tensor<3>,
+        angles: &RopeAngles,
+        mask: &Tensor<4>,
+        cache: Option<(&mut KvCache, usize)>,
+    ) -> Tensor<3> {
+        let heads = spec.heads();
+        let eps = spec.rms_norm_eps;
+        let x = rms_norm(hidden.clone(), self.input_norm.clone(), eps);
+        let q = HeadShape::split(self.q.apply(x.clone()), heads.num_heads);
+        let k = HeadShape::split(self.k.apply(x.clone()), heads.num_kv_heads);
+        let v = HeadShape::split(self.v.apply(x), heads.num_kv_heads);
+        let (q, k) = match &self.qk_norm {
+            Some((q_norm, k_norm)) => (
+                rms_norm(q, q_norm.clone(), eps),
+                rms_norm(k, k_norm.clone(), eps),
+            ),
+            None => (q, k),
+        };
+        let (q, k) = (angles.rotate(q), angles.rotate(k));
+        let (k, v) = match cache {
+            Some((cache, layer)) => cache.append(layer, k, v),
+            None => (k, v),
+        };
+        let mixed = HeadShape::merge(attend(heads, q, k, v, mask.clone()));
+        let hidden = hidden + linear(mixed, self.o.clone());
+        let x = rms_norm(hidden.clone(), self.mlp_norm.clone(), eps);
+        hidden + gated_mlp(x, self.gate.clone(), self.up.clone(), self.down.clone())
+    }
+}
+
+struct BlockLoader<'a> {
+    spec: &'a TargetSpec,
+    weights: &'a WeightFolder,
+    dtype: FloatDType,
+    device: &'a Device,
+}
+
+impl BlockLoader<'_> {
+    fn block(&self, index: usize) -> Result<Block, ModelError> {
+        let spec = self.spec;
+        let hidden = spec.hidden_size;
+        let (q_width, kv_width) = (
+            spec.num_heads * spec.head_dim,
+            spec.num_kv_heads * spec.head_dim,
+        );
+        let name = |part: &str| format!("model.layers.{index}.{part}");
+        let matrix = |part: &str, out: usize, width: usize| {
+            self.weights
+                .float(&name(part), [out, width], self.dtype, self.device)
+        };
+        let gain = |part: &str, width: usize| {
+            self.weights
+                .float(&name(part), [width], FloatDType::F32, self.device)
+        };
+        let projection = |letter: &str, out: usize| -> Result<Projection, ModelError> {
+            let weight = matrix(&format!("self_attn.{letter}_proj.weight"), out, hidden)?;
+            let bias_name = name(&format!("self_attn.{letter}_proj.bias"));
+            let bias = spec
+                .qkv_bias
+                .then(|| {
+                    self.weights
+                        .float(&bias_name, [out], self.dtype, self.device)
+                })
+                .transpose()?;
+            Ok(Projection { weight, bias })
+        };
+        let qk_norm = spec
+            .qk_norm
+            .then(|| -> Result<_, ModelError> {
+                Ok((
+                    gain("self_attn.q_norm.weight", spec.head_dim)?,
+                    gain("self_attn.k_norm.weight", spec.head_dim)?,
+                ))
+            })
+            .transpose()?;
+        Ok(Block {
+            input_norm: gain("input_layernorm.weight", hidden)?,
+            q: projection("q", q_width)?,
+            k: projection("k", kv_width)?,
+            v: projection("v", kv_width)?,
+            o: matrix("self_attn.o_proj.weight", hidden, q_width)?,
+            qk_norm,
+            mlp_norm: gain("post_attention_layernorm.weight", hidden)?,
+            gate: matrix("mlp.gate_proj.weight", spec.intermediate_size, hidden)?,
+            up: matrix("mlp.up_proj.weight", spec.intermediate_size, hidden)?,
+            down: matrix("mlp.down_proj.weight", hidden, spec.intermediate_size)?,
+        })
+    }
+}

@@ -1,0 +1,11 @@
+//! The frozen large model: configuration, loading, forward pass with a rollback cache.
+
+pub mod config;
+pub mod ends;
+pub mod forward;
+pub mod kv_cache;
+
+pub use config::TargetSpec;
+pub use ends::TargetEnds;
+pub use forward::{NewTokens, TargetModel};
+pub use kv_cache::KvCache;
