@@ -1,1 +1,3 @@
 //! Text to tokens to target states to batches.
+
+pub mod error;
