@@ -48,6 +48,20 @@ impl WeightFolder {
         Ok(folder)
     }
 
+    /// Takes the bytes of one safetensors file; `path` is where they came from, for messages.
+    ///
+    /// # Errors
+    /// [`ModelError::Malformed`] when the bytes are cut off or not a safetensors file.
+    pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Self, ModelError> {
+        let mut folder = Self {
+            path: path.to_owned(),
+            files: Vec::new(),
+            location: BTreeMap::new(),
+        };
+        folder.add_bytes(path.to_owned(), bytes)?;
+        Ok(folder)
+    }
+
     fn open_single(path: &Path) -> Result<Self, ModelError> {
         let mut folder = Self::open_file(&path.join("model.safetensors"))?;
         folder.path = path.to_owned();
@@ -80,6 +94,10 @@ impl WeightFolder {
 
     fn add_file(&mut self, path: PathBuf) -> Result<(), ModelError> {
         let bytes = file::read(&path)?;
+        self.add_bytes(path, bytes)
+    }
+
+    fn add_bytes(&mut self, path: PathBuf, bytes: Vec<u8>) -> Result<(), ModelError> {
         let tensors = parse(&path, &bytes)?;
         for name in tensors.names() {
             self.location.insert(name.to_owned(), self.files.len());
