@@ -6,7 +6,7 @@
 //! the step-0 keys of rows `<= t` and the same row's keys of steps `1 ..= d`; the rotary position is
 //! `t + d`. So a training row computes exactly what step-by-step decoding with a cache computes.
 
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor, activation};
 use serde::{Deserialize, Serialize};
 
@@ -244,6 +244,10 @@ impl Drafter for Eagle3 {
 
     fn head(&self) -> Tensor<2> {
         self.head.val()
+    }
+
+    fn head_param_id(&self) -> ParamId {
+        self.head.id
     }
 
     fn is_head_trained(&self) -> bool {

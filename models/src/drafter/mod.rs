@@ -7,11 +7,11 @@
 pub mod eagle3;
 mod params;
 
-use burn::module::Module;
+use burn::module::{Module, ParamId};
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::batch::{DraftBatch, StateSpec};
+use crate::batch::{DraftBatch, StateSpec, index_tensor};
 use crate::error::ModelError;
 use crate::slot::Slot;
 use crate::target::{KvCache, TargetEnds, TargetSpec};
@@ -67,6 +67,21 @@ pub struct DraftState {
     pub output: Option<Tensor<2>>,
 }
 
+impl DraftState {
+    /// Keeps only the given rows, in the given order.
+    pub fn select_rows(&mut self, rows: &[usize]) {
+        self.cache.select_rows(rows);
+        self.observed = rows.iter().map(|&row| self.observed[row]).collect();
+        self.feedback = self.feedback.take().map(|x| kept_rows(x, rows));
+        self.output = self.output.take().map(|x| kept_rows(x, rows));
+    }
+}
+
+fn kept_rows<const D: usize>(x: Tensor<D>, rows: &[usize]) -> Tensor<D> {
+    let indices = index_tensor(rows.iter().copied(), &x.device());
+    x.select(0, indices)
+}
+
 /// Everything that differs between families, and nothing else.
 pub trait Drafter: Module {
     /// Settings of the family, as written in `[drafter.<family>]`.
@@ -95,6 +110,9 @@ pub trait Drafter: Module {
 
     /// Head weight `[V_draft, H]`.
     fn head(&self) -> Tensor<2>;
+
+    /// Identity of the head parameter, under which its gradient is registered.
+    fn head_param_id(&self) -> ParamId;
 
     /// Whether the head is trained.
     fn is_head_trained(&self) -> bool;
@@ -223,6 +241,8 @@ macro_rules! drafter_families {
             fn draft_slots(&self, batch: &DraftBatch, ends: &TargetEnds, compute: FloatDType) -> DraftSlots;
             /// See [`Drafter::head`].
             fn head(&self) -> Tensor<2>;
+            /// See [`Drafter::head_param_id`].
+            fn head_param_id(&self) -> ParamId;
             /// See [`Drafter::is_head_trained`].
             fn is_head_trained(&self) -> bool;
             /// See [`Drafter::open`].
