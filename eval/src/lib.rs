@@ -1,1 +1,19 @@
 //! Propose, verify, measure: acceptance of a drafter on its target.
+//!
+//! [`decode::decode`] runs real speculative decoding with any [`propose::Proposer`] under any
+//! [`verify::VerifyRule`]; [`exact::exact`] computes the expected rounds on given text without
+//! decoding; [`suite::run`] fills a [`report::Report`] over prompt suites, temperatures and proposers.
+
+pub mod acceptance;
+pub mod bootstrap;
+pub mod config;
+pub mod decode;
+pub mod error;
+pub mod exact;
+pub mod lossless;
+pub mod propose;
+pub mod report;
+pub mod round_dp;
+pub mod suite;
+pub mod table;
+pub mod verify;

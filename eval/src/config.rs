@@ -1,0 +1,194 @@
+//! `[eval]`: which prompts, temperatures and proposers are measured, and how.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::EvalError;
+use crate::propose::BASELINES;
+use crate::propose::prompt_lookup::LookupConfig;
+use crate::verify;
+
+/// `[eval]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvalConfig {
+    /// Prompt files; report suites never select a checkpoint.
+    pub suites: Vec<SuiteConfig>,
+    /// Temperatures of target and drafter; 0 is greedy.
+    pub temperatures: Vec<f64>,
+    /// Tokens drafted in a round, at most.
+    pub gamma: usize,
+    /// Most new tokens for a prompt, the stop token included.
+    pub max_new_tokens: usize,
+    /// Sequences decoded together; speed depends on it, acceptance does not.
+    pub batch_rows: usize,
+    /// Verification rule at temperatures above 0; at 0 it is always `greedy`.
+    pub rule: String,
+    /// Proposers measured beside the trained drafters.
+    pub baselines: Vec<String>,
+    /// Seed of all draws while decoding.
+    pub seed: u64,
+    /// Shortest suffix that `prompt_lookup` looks for.
+    pub lookup_min: usize,
+    /// Longest suffix that `prompt_lookup` looks for.
+    pub lookup_max: usize,
+    /// A greedy divergence is called numerical when the target's two best logits are closer than this.
+    pub near_tie_tolerance: f64,
+}
+
+/// One entry of `suites`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SuiteConfig {
+    /// Name in the report.
+    pub name: String,
+    /// JSONL file of prompts.
+    pub file: PathBuf,
+    /// Use only the first prompts of the file; unset means all.
+    #[serde(default)]
+    pub limit: Option<usize>,
+}
+
+impl Default for EvalConfig {
+    fn default() -> Self {
+        Self {
+            suites: Vec::new(),
+            temperatures: vec![0.0, 1.0],
+            gamma: 5,
+            max_new_tokens: 128,
+            batch_rows: 4,
+            rule: "sampling".to_owned(),
+            baselines: BASELINES.iter().map(|name| (*name).to_owned()).collect(),
+            seed: 0,
+            lookup_min: 2,
+            lookup_max: 4,
+            // Logits of small models in f32 move by about 1e-4 between batch shapes.
+            near_tie_tolerance: 1e-3,
+        }
+    }
+}
+
+impl EvalConfig {
+    /// Checks ranges and names.
+    ///
+    /// # Errors
+    /// [`EvalError::Setting`] naming the key, what was expected and what was found.
+    pub fn validate(&self) -> Result<(), EvalError> {
+        for (key, value) in [
+            ("gamma", self.gamma),
+            ("max_new_tokens", self.max_new_tokens),
+            ("batch_rows", self.batch_rows),
+        ] {
+            if value == 0 {
+                return Err(out_of_range(key, "0", "at least 1"));
+            }
+        }
+        self.validate_temperatures()?;
+        let tolerance = self.near_tie_tolerance;
+        if !(tolerance.is_finite() && tolerance >= 0.0) {
+            return Err(out_of_range(
+                "near_tie_tolerance",
+                &tolerance.to_string(),
+                "a number of at least 0",
+            ));
+        }
+        let unknown = self
+            .baselines
+            .iter()
+            .find(|name| !BASELINES.contains(&name.as_str()));
+        if let Some(name) = unknown {
+            return Err(EvalError::setting(
+                format!("`eval.baselines` names an unknown proposer `{name}`"),
+                format!("the baselines are: {}", BASELINES.join(", ")),
+            ));
+        }
+        self.lookup().validate()?;
+        verify::find(&self.rule)?;
+        self.validate_suites()
+    }
+
+    /// The settings of `prompt_lookup`.
+    pub fn lookup(&self) -> LookupConfig {
+        LookupConfig {
+            min: self.lookup_min,
+            max: self.lookup_max,
+        }
+    }
+
+    fn validate_temperatures(&self) -> Result<(), EvalError> {
+        let bad = self
+            .temperatures
+            .iter()
+            .find(|t| !t.is_finite() || **t < 0.0);
+        match bad {
+            Some(t) => Err(out_of_range(
+                "temperatures",
+                &t.to_string(),
+                "numbers of at least 0",
+            )),
+            None if self.temperatures.is_empty() => Err(out_of_range(
+                "temperatures",
+                "empty",
+                "at least one temperature",
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn validate_suites(&self) -> Result<(), EvalError> {
+        let mut seen = BTreeSet::new();
+        for suite in &self.suites {
+            if suite.name.is_empty() || !seen.insert(&suite.name) {
+                return Err(out_of_range(
+                    "suites",
+                    &format!("a suite named `{}`", suite.name),
+                    "different names that are not empty",
+                ));
+            }
+            if suite.limit == Some(0) {
+                return Err(out_of_range("suites.limit", "0", "at least 1, or no limit"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn out_of_range(key: &str, found: &str, expected: &str) -> EvalError {
+    EvalError::setting(
+        format!("`eval.{key}` is {found}, expected {expected}"),
+        "leave the key out to get its default",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_valid_and_faults_are_named() {
+        EvalConfig::default().validate().unwrap();
+        let faulty = |change: fn(&mut EvalConfig)| {
+            let mut config = EvalConfig::default();
+            change(&mut config);
+            config.validate().unwrap_err().to_string()
+        };
+        assert_eq!(
+            faulty(|c| c.gamma = 0),
+            "`eval.gamma` is 0, expected at least 1"
+        );
+        assert_eq!(
+            faulty(|c| c.baselines = vec!["ngram".to_owned()]),
+            "`eval.baselines` names an unknown proposer `ngram`"
+        );
+        assert_eq!(
+            faulty(|c| c.rule = "samplin".to_owned()),
+            "`eval.rule` names an unknown verification rule `samplin`"
+        );
+        assert_eq!(
+            faulty(|c| c.temperatures = vec![0.0, -1.0]),
+            "`eval.temperatures` is -1, expected numbers of at least 0"
+        );
+    }
+}

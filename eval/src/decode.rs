@@ -1,0 +1,280 @@
+//! Batched chain decoding: draft, verify with one target forward, commit, roll back.
+//!
+//! A *round* is one target forward over the last committed token and the drafts that follow it; it
+//! commits the accepted drafts and one token of the target's own. The prompt's prefill and the token
+//! drawn from it are no round. Rows differ in length and leave the batch when they end; what a sequence
+//! becomes depends on its prompt, its id and the settings only, not on its neighbours (up to
+//! floating-point rounding of batched matrix products).
+
+mod batch;
+
+use draftsmith_models::generate::FinishReason;
+use draftsmith_models::rng::stable_hash;
+use draftsmith_models::sample::Sampling;
+use draftsmith_models::target::TargetModel;
+use serde::{Deserialize, Serialize};
+
+use crate::error::EvalError;
+use crate::propose::Proposer;
+use crate::verify::VerifyRule;
+
+/// A prompt to continue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// Identity; all random numbers of the sequence derive from it.
+    pub id: String,
+    /// Token ids, at least one.
+    pub prompt: Vec<u32>,
+}
+
+impl Sequence {
+    /// The sequence's stream of random numbers.
+    pub fn stream(&self) -> u64 {
+        stable_hash(&self.id)
+    }
+}
+
+/// How sequences are continued.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecodeSettings {
+    /// Temperature and truncation of target and drafter.
+    pub sampling: Sampling,
+    /// Tokens drafted in a round, at most; 0 is plain decoding.
+    pub gamma: usize,
+    /// Most new tokens, the stop token included.
+    pub max_new_tokens: usize,
+    /// Tokens that end a continuation; they are part of it.
+    pub stop_ids: Vec<u32>,
+    /// Sequences decoded together, at most.
+    pub batch_rows: usize,
+    /// Seed of all draws.
+    pub seed: u64,
+}
+
+/// What verifies, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Decoder<'a> {
+    /// The frozen target.
+    pub target: &'a TargetModel,
+    /// The verification rule.
+    pub rule: &'static dyn VerifyRule,
+    /// How sequences are continued.
+    pub settings: &'a DecodeSettings,
+}
+
+/// One round of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Round {
+    /// Drafts that were verified.
+    pub proposed: usize,
+    /// Leading drafts that became text.
+    pub accepted: usize,
+    /// Tokens that became text: `accepted + 1`, or `accepted` when the last accepted draft ended it.
+    pub committed: usize,
+}
+
+/// The target's two best tokens at one position, from greedy decoding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TopTwo {
+    /// The most probable token, which greedy decoding writes.
+    pub first: u32,
+    /// The runner-up.
+    pub second: u32,
+    /// Logit of the first less that of the second.
+    pub gap: f32,
+}
+
+/// A finished sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SequenceRecord {
+    /// Identity, as given.
+    pub id: String,
+    /// New token ids, the stop token included; the first one comes from prefill.
+    pub ids: Vec<u32>,
+    /// Its rounds, in order.
+    pub rounds: Vec<Round>,
+    /// The target's two best tokens for each entry of `ids`; empty unless greedy.
+    pub top_two: Vec<TopTwo>,
+    /// Why it ended.
+    pub finish: FinishReason,
+}
+
+/// Where the time of a run went, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimeSplit {
+    /// Target forward over the prompts, and the drafter's first look at them.
+    pub prefill: f64,
+    /// Drafting, and the drafter's intake of committed tokens.
+    pub draft: f64,
+    /// Target forward over the drafts, with its logits.
+    pub verify: f64,
+    /// Acceptance, sampling, bookkeeping.
+    pub other: f64,
+}
+
+impl TimeSplit {
+    /// Seconds spent in rounds, prefill excluded.
+    pub fn rounds(&self) -> f64 {
+        self.draft + self.verify + self.other
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.prefill += other.prefill;
+        self.draft += other.draft;
+        self.verify += other.verify;
+        self.other += other.other;
+    }
+}
+
+/// All sequences of a run.
+#[derive(Clone, Debug)]
+pub struct DecodeOutput {
+    /// One record a sequence, in the order given.
+    pub records: Vec<SequenceRecord>,
+    /// Where the time went.
+    pub time: TimeSplit,
+}
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeProgress {
+    /// New tokens so far.
+    pub tokens: usize,
+    /// Sequences that have ended.
+    pub finished: usize,
+    /// Sequences in all.
+    pub total: usize,
+}
+
+/// Continues all sequences and records every round.
+///
+/// `progress` is called after each prefill and round and may end the run by returning false.
+///
+/// # Errors
+/// [`EvalError`] when a prompt does not fit the target, a model computes NaN or infinity, the rule does
+/// not fit the temperature, or the run is interrupted.
+pub fn decode(
+    decoder: &Decoder<'_>,
+    proposer: &mut dyn Proposer,
+    sequences: &[Sequence],
+    progress: &mut dyn FnMut(DecodeProgress) -> bool,
+) -> Result<DecodeOutput, EvalError> {
+    check_settings(decoder)?;
+    check_sequences(decoder.target, decoder.settings, sequences)?;
+    // Neighbours in length share a batch, so that little is padded.
+    let mut order: Vec<usize> = (0..sequences.len()).collect();
+    order.sort_by_key(|&index| (sequences[index].prompt.len(), index));
+    let mut records: Vec<Option<SequenceRecord>> = vec![None; sequences.len()];
+    let mut time = TimeSplit::default();
+    let mut so_far = DecodeProgress {
+        tokens: 0,
+        finished: 0,
+        total: sequences.len(),
+    };
+    for indices in order.chunks(decoder.settings.batch_rows.max(1)) {
+        let members: Vec<&Sequence> = indices.iter().map(|&index| &sequences[index]).collect();
+        let mut report = |tokens: usize, finished: usize| {
+            so_far.tokens += tokens;
+            so_far.finished += finished;
+            progress(so_far)
+        };
+        let (finished, spent) = batch::decode_batch(decoder, proposer, &members, &mut report)?;
+        time.add(&spent);
+        for (&index, record) in indices.iter().zip(finished) {
+            records[index] = Some(record);
+        }
+    }
+    Ok(DecodeOutput {
+        records: records.into_iter().flatten().collect(),
+        time,
+    })
+}
+
+/// The two largest logits `[V]` of a row with at least two entries; ties go to the smaller id.
+pub fn top_two(logits: &[f32]) -> Option<TopTwo> {
+    let (mut first, mut second): (Option<usize>, Option<usize>) = (None, None);
+    for (index, &value) in logits.iter().enumerate() {
+        if first.is_none_or(|best| value > logits[best]) {
+            second = first;
+            first = Some(index);
+        } else if second.is_none_or(|best| value > logits[best]) {
+            second = Some(index);
+        }
+    }
+    let (first, second) = (first?, second?);
+    Some(TopTwo {
+        first: first as u32,
+        second: second as u32,
+        gap: logits[first] - logits[second],
+    })
+}
+
+fn check_settings(decoder: &Decoder<'_>) -> Result<(), EvalError> {
+    let settings = decoder.settings;
+    if !decoder.rule.is_lossless(&settings.sampling) {
+        return Err(EvalError::setting(
+            format!(
+                "the verification rule `{}` is not lossless at temperature {}",
+                decoder.rule.name(),
+                settings.sampling.temperature
+            ),
+            "use `sampling` at temperatures above 0",
+        ));
+    }
+    if settings.max_new_tokens == 0 {
+        return Err(EvalError::setting(
+            "`eval.max_new_tokens` is 0, expected at least 1",
+            "the first new token comes from the prompt's own forward pass",
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that every prompt fits the target with its continuation and drafts.
+///
+/// # Errors
+/// [`EvalError::PromptLength`] or [`EvalError::UnknownToken`] naming the first prompt that does not.
+pub fn check_sequences(
+    target: &TargetModel,
+    settings: &DecodeSettings,
+    sequences: &[Sequence],
+) -> Result<(), EvalError> {
+    let spec = target.spec();
+    let reserved = settings.max_new_tokens + settings.gamma;
+    let most = spec.max_position_embeddings.saturating_sub(reserved);
+    for sequence in sequences {
+        let len = sequence.prompt.len();
+        if len == 0 || len > most {
+            return Err(EvalError::PromptLength {
+                id: sequence.id.clone(),
+                len,
+                most,
+            });
+        }
+        let unknown = |token: &&u32| **token as usize >= spec.vocab_size;
+        if let Some(&token) = sequence.prompt.iter().find(unknown) {
+            return Err(EvalError::UnknownToken {
+                id: sequence.id.clone(),
+                token,
+                vocab_size: spec.vocab_size,
+            });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_two_best_are_found_in_any_order() {
+        let best = top_two(&[1.0, 4.0, 2.0, 3.5]).unwrap();
+        assert_eq!((best.first, best.second), (1, 3));
+        assert!((best.gap - 0.5).abs() < 1e-6);
+        let tied = top_two(&[2.0, 2.0, 1.0]).unwrap();
+        assert_eq!((tied.first, tied.second), (0, 1));
+        assert!(top_two(&[1.0]).is_none());
+    }
+}

@@ -1,0 +1,134 @@
+//! [`DrafterProposer`]: a trained drafter of any family, drafting a chain.
+
+use std::sync::Arc;
+
+use draftsmith_models::batch::StateSpec;
+use draftsmith_models::drafter::{AnyDrafter, Committed, DraftState};
+use draftsmith_models::rng::{Purpose, Stream};
+use draftsmith_models::sample::{argmax, draw};
+use draftsmith_models::target::TargetEnds;
+use draftsmith_models::vocab::VocabMap;
+use draftsmith_models::weights::host_values;
+
+use super::{DraftDistribution, DraftRule, DraftToken, ProposeRow, Proposer};
+use crate::error::EvalError;
+
+/// Drafts with a drafter on a device without gradient tracking.
+#[derive(Debug)]
+pub struct DrafterProposer<'a> {
+    name: String,
+    drafter: &'a AnyDrafter,
+    ends: &'a TargetEnds,
+    vocab: Arc<VocabMap>,
+    state: Option<DraftState>,
+}
+
+impl<'a> DrafterProposer<'a> {
+    /// A proposer that appears as `name` in reports.
+    pub fn new(
+        name: impl Into<String>,
+        drafter: &'a AnyDrafter,
+        ends: &'a TargetEnds,
+        vocab: &VocabMap,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            drafter,
+            ends,
+            vocab: Arc::new(vocab.clone()),
+            state: None,
+        }
+    }
+
+    /// What the drafter remembers, once a batch has begun.
+    pub fn state(&self) -> Option<&DraftState> {
+        self.state.as_ref()
+    }
+
+    /// One token for a row from its logits `[V_draft]`, for absolute position `position`.
+    fn choose(
+        &self,
+        logits: &[f32],
+        rule: &DraftRule,
+        stream: u64,
+        position: usize,
+    ) -> Option<DraftToken> {
+        if logits.iter().any(|value| !value.is_finite()) {
+            return None;
+        }
+        if rule.sampling.is_greedy() {
+            let draft = argmax(logits)? as u32;
+            return Some(DraftToken::certain(self.vocab.to_target(draft)));
+        }
+        let probabilities = rule.sampling.probabilities(logits);
+        let uniform = Stream::at(rule.seed, Purpose::Draft, stream, position as u64).uniform();
+        let draft = draw(&probabilities, uniform);
+        Some(DraftToken {
+            id: self.vocab.to_target(draft),
+            distribution: DraftDistribution::Drawn {
+                probabilities,
+                vocab: Arc::clone(&self.vocab),
+            },
+        })
+    }
+}
+
+impl Proposer for DrafterProposer<'_> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn state_spec(&self) -> StateSpec {
+        self.drafter.state_spec()
+    }
+
+    fn begin(&mut self, num_rows: usize, capacity: usize) {
+        self.state = Some(self.drafter.open(num_rows, capacity));
+    }
+
+    fn propose(
+        &mut self,
+        rows: &[ProposeRow<'_>],
+        rule: &DraftRule,
+    ) -> Result<Vec<Vec<DraftToken>>, EvalError> {
+        let mut drafts: Vec<Vec<DraftToken>> = vec![Vec::new(); rows.len()];
+        let Some(mut state) = self.state.take() else {
+            return Ok(drafts);
+        };
+        let num_depths = rows.iter().map(|row| row.max_tokens).max().unwrap_or(0);
+        // Rows that want no more drafts go on with their last token: the batch stays rectangular.
+        let mut previous: Vec<u32> = vec![0; rows.len()];
+        for depth in 0..num_depths {
+            let fed = (depth > 0).then_some(previous.as_slice());
+            let logits = host_values(&self.drafter.next_logits(&mut state, fed, self.ends));
+            for (index, row) in rows.iter().enumerate() {
+                if depth >= row.max_tokens {
+                    continue;
+                }
+                let scores = &logits[index * self.vocab.len()..(index + 1) * self.vocab.len()];
+                let position = row.tokens.len() + depth;
+                let token = self.choose(scores, rule, row.stream, position);
+                let token = token.ok_or_else(|| EvalError::NotFinite {
+                    what: "the drafter's logits",
+                    id: self.name.clone(),
+                })?;
+                previous[index] = token.id;
+                drafts[index].push(token);
+            }
+        }
+        self.state = Some(state);
+        Ok(drafts)
+    }
+
+    fn commit(&mut self, committed: &Committed) {
+        if let Some(state) = &mut self.state {
+            self.drafter.observe(state, committed.clone(), self.ends);
+        }
+    }
+
+    fn keep_rows(&mut self, rows: &[usize]) {
+        if let Some(state) = &mut self.state {
+            state.select_rows(rows);
+        }
+    }
+}

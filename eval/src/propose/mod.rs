@@ -1,0 +1,124 @@
+//! [`Proposer`]: where draft tokens come from.
+//!
+//! A proposer serves a batch of B sequences that are decoded together. It is told what was committed,
+//! asked for drafts, and told which rows go on. Every drafted token comes with the distribution it was
+//! drawn from; the acceptance test uses exactly those numbers.
+
+pub mod drafter;
+pub mod none;
+pub mod prompt_lookup;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use draftsmith_models::batch::StateSpec;
+use draftsmith_models::drafter::Committed;
+use draftsmith_models::sample::Sampling;
+use draftsmith_models::vocab::VocabMap;
+
+use crate::error::EvalError;
+
+pub use drafter::DrafterProposer;
+pub use none::NoProposer;
+pub use prompt_lookup::PromptLookup;
+
+/// Proposers that need no training, as written in run files.
+pub const BASELINES: &[&str] = &["none", "prompt_lookup"];
+
+/// One drafted token.
+#[derive(Clone, Debug)]
+pub struct DraftToken {
+    /// Target id.
+    pub id: u32,
+    /// What it was drawn from.
+    pub distribution: DraftDistribution,
+}
+
+/// The distribution a draft token was drawn from.
+#[derive(Clone, Debug)]
+pub enum DraftDistribution {
+    /// All mass on the token itself: the proposer had no choice.
+    Certain,
+    /// Probabilities over a draft vocabulary; other target tokens have probability 0.
+    Drawn {
+        /// `[V_draft]`.
+        probabilities: Vec<f32>,
+        /// Which target token each entry stands for.
+        vocab: Arc<VocabMap>,
+    },
+}
+
+impl DraftToken {
+    /// A token that the proposer was certain of.
+    pub fn certain(id: u32) -> Self {
+        Self {
+            id,
+            distribution: DraftDistribution::Certain,
+        }
+    }
+
+    /// Probability under which target token `id` would have been drafted here.
+    pub fn probability_of(&self, id: u32) -> f64 {
+        match &self.distribution {
+            DraftDistribution::Certain => f64::from(u8::from(id == self.id)),
+            DraftDistribution::Drawn {
+                probabilities,
+                vocab,
+            } => vocab
+                .to_draft(id)
+                .map_or(0.0, |draft| f64::from(probabilities[draft as usize])),
+        }
+    }
+}
+
+/// What is asked of one sequence in one round.
+#[derive(Clone, Copy, Debug)]
+pub struct ProposeRow<'a> {
+    /// Committed tokens: prompt and continuation; the last one is the anchor.
+    pub tokens: &'a [u32],
+    /// Most drafts wanted, possibly 0.
+    pub max_tokens: usize,
+    /// Stream of random numbers of the sequence.
+    pub stream: u64,
+}
+
+/// How drafts are drawn.
+#[derive(Clone, Copy, Debug)]
+pub struct DraftRule {
+    /// Temperature and truncation, the same as the target's.
+    pub sampling: Sampling,
+    /// Seed of the run.
+    pub seed: u64,
+}
+
+/// A source of draft tokens for B sequences.
+pub trait Proposer: Debug {
+    /// Name in reports.
+    fn name(&self) -> &str;
+
+    /// Target states that [`Proposer::commit`] must be given.
+    fn state_spec(&self) -> StateSpec {
+        StateSpec {
+            aux_layer_ids: Vec::new(),
+        }
+    }
+
+    /// Starts `num_rows` new sequences of up to `capacity` positions and forgets all earlier ones.
+    fn begin(&mut self, num_rows: usize, capacity: usize);
+
+    /// Drafts for every row, at most `max_tokens` each; fewer or none are allowed.
+    ///
+    /// # Errors
+    /// [`EvalError::NotFinite`] when the drafter computed NaN or infinity.
+    fn propose(
+        &mut self,
+        rows: &[ProposeRow<'_>],
+        rule: &DraftRule,
+    ) -> Result<Vec<Vec<DraftToken>>, EvalError>;
+
+    /// Takes in newly committed positions, whose target states are now known.
+    fn commit(&mut self, committed: &Committed);
+
+    /// Goes on with only the given rows, in the given order.
+    fn keep_rows(&mut self, rows: &[usize]);
+}

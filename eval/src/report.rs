@@ -1,0 +1,165 @@
+//! [`Report`]: `report.json`, everything measured about the drafters and baselines of a run.
+
+use std::path::Path;
+
+use draftsmith_models::checkpoint::TemplateRecord;
+use draftsmith_models::error::ModelError;
+use draftsmith_models::file;
+use serde::{Deserialize, Serialize};
+
+use crate::acceptance::Acceptance;
+use crate::bootstrap::Interval;
+use crate::config::EvalConfig;
+use crate::decode::TimeSplit;
+use crate::error::EvalError;
+use crate::exact::ExactReport;
+use crate::lossless::LosslessCheck;
+
+/// Version of `report.json`; readers refuse others.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// The whole report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Report {
+    /// Version of this format.
+    pub format_version: u32,
+    /// Program and version that wrote it.
+    pub generator: String,
+    /// Device the figures were measured on, in words.
+    pub device: String,
+    /// The target.
+    pub target: TargetRecord,
+    /// How prompts were rendered.
+    pub template: TemplateRecord,
+    /// The resolved `[eval]` section.
+    pub settings: EvalConfig,
+    /// Trained drafters that appear in `entries`.
+    pub drafters: Vec<DrafterRecord>,
+    /// Real decoding: one entry for each suite, temperature and proposer.
+    pub entries: Vec<Entry>,
+    /// Exact evaluation on given text.
+    pub exact: Vec<ExactEntry>,
+}
+
+/// Which target was measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TargetRecord {
+    /// Fingerprint of the folder.
+    pub fingerprint: String,
+    /// `model_type` of its configuration.
+    pub model_type: String,
+    /// Compute type while measuring.
+    pub dtype: String,
+    /// Number of blocks.
+    pub num_layers: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Number of tokens.
+    pub vocab_size: usize,
+    /// Tokens that ended a continuation.
+    pub stop_ids: Vec<u32>,
+}
+
+/// A trained drafter of the report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DrafterRecord {
+    /// Name in `entries`.
+    pub name: String,
+    /// Family.
+    pub family: String,
+    /// Optimizer steps taken; 0 is untrained.
+    pub step: u64,
+    /// Size of the draft vocabulary.
+    pub draft_vocab: usize,
+    /// blake3 of the weights, hex; empty when they never were in a file.
+    pub weights_blake3: String,
+}
+
+/// Real decoding of one suite at one temperature with one proposer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// Suite.
+    pub suite: String,
+    /// Temperature of target and drafter.
+    pub temperature: f64,
+    /// Name of the drafter or baseline.
+    pub proposer: String,
+    /// Verification rule.
+    pub rule: String,
+    /// Drafts a round, at most; 0 for plain decoding.
+    pub gamma: usize,
+    /// Sequences decoded together, at most.
+    pub batch_rows: usize,
+    /// Tokens per target forward, the target's own included, pooled; prefill and its token excluded.
+    pub tau: f64,
+    /// 95 % bootstrap interval of `tau` over prompts.
+    pub tau_interval: Option<Interval>,
+    /// Mean over prompts of each prompt's own tau.
+    pub tau_mean_of_prompts: Option<f64>,
+    /// The length serving engines print: 1 + accepted / rounds with a draft.
+    pub engine_length: Option<f64>,
+    /// Accepted / verified at depth `d`, given that all drafts before were accepted.
+    pub acceptance_by_depth: Vec<Option<f64>>,
+    /// Share of rounds that proposed depth `d` whose first `d + 1` drafts were all accepted.
+    pub survival_by_depth: Vec<Option<f64>>,
+    /// The counts behind the figures, with the histogram of accepted lengths.
+    pub counts: Acceptance,
+    /// Tokens committed in rounds per second of rounds, prefill excluded.
+    pub tokens_per_second: f64,
+    /// `tokens_per_second` over that of `none` for the same suite and temperature.
+    pub speed_up: Option<f64>,
+    /// Where the time went, in seconds.
+    pub time: TimeSplit,
+    /// Comparison with plain decoding; greedy only.
+    pub lossless: Option<LosslessCheck>,
+}
+
+/// An exact evaluation of one drafter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExactEntry {
+    /// Name of the drafter.
+    pub drafter: String,
+    /// Which text, for example `validation`.
+    pub text: String,
+    /// What was found.
+    pub report: ExactReport,
+}
+
+impl Report {
+    /// Writes the report as JSON.
+    ///
+    /// # Errors
+    /// [`EvalError::Model`] naming the path.
+    pub fn write(&self, path: &Path) -> Result<(), EvalError> {
+        Ok(file::write_json(path, self)?)
+    }
+
+    /// Reads a report.
+    ///
+    /// # Errors
+    /// [`EvalError::Model`] when the file is missing, malformed or of another version.
+    pub fn read(path: &Path) -> Result<Self, EvalError> {
+        // The version decides before the fields do: another version has other fields.
+        let value: serde_json::Value = file::read_json(path)?;
+        let version = value
+            .get("format_version")
+            .and_then(serde_json::Value::as_u64);
+        if version != Some(u64::from(FORMAT_VERSION)) {
+            let found = version.map_or("none".to_owned(), |version| version.to_string());
+            return Err(malformed(
+                path,
+                format!("format version {found}, expected {FORMAT_VERSION}"),
+            ));
+        }
+        serde_json::from_value(value).map_err(|error| malformed(path, error))
+    }
+}
+
+fn malformed(path: &Path, reason: impl std::fmt::Display) -> EvalError {
+    EvalError::Model(ModelError::malformed(path, "evaluation report", reason))
+}

@@ -1,0 +1,266 @@
+//! [`run`]: every suite at every temperature with every proposer.
+
+use draftsmith_models::drafter::AnyDrafter;
+use draftsmith_models::sample::Sampling;
+use draftsmith_models::target::TargetModel;
+use draftsmith_models::vocab::VocabMap;
+
+use crate::acceptance::{Acceptance, mean_tau_of_sequences};
+use crate::bootstrap::ratio_interval;
+use crate::config::EvalConfig;
+use crate::decode::{
+    DecodeOutput, DecodeProgress, DecodeSettings, Decoder, Sequence, SequenceRecord,
+    check_sequences, decode,
+};
+use crate::error::EvalError;
+use crate::lossless::compare_greedy;
+use crate::propose::{DrafterProposer, NoProposer, PromptLookup, Proposer};
+use crate::report::Entry;
+use crate::verify;
+
+/// Bootstrap resamples of the intervals in a report.
+const RESAMPLES: usize = 1000;
+
+/// Prompts that are reported together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Suite {
+    /// Name in the report.
+    pub name: String,
+    /// Rendered and tokenised prompts.
+    pub prompts: Vec<Sequence>,
+}
+
+/// A trained drafter with its name in the report.
+#[derive(Clone, Debug)]
+pub struct NamedDrafter<'a> {
+    /// Name in the report.
+    pub name: String,
+    /// The drafter, on a device without gradient tracking.
+    pub drafter: &'a AnyDrafter,
+    /// Its draft vocabulary.
+    pub vocab: &'a VocabMap,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct SuiteRun<'a> {
+    /// The frozen target.
+    pub target: &'a TargetModel,
+    /// Tokens that end a continuation.
+    pub stop_ids: &'a [u32],
+    /// The suites.
+    pub suites: &'a [Suite],
+    /// Trained drafters, beside the baselines of the settings.
+    pub drafters: &'a [NamedDrafter<'a>],
+    /// `[eval]`.
+    pub config: &'a EvalConfig,
+}
+
+/// How far a run is.
+#[derive(Clone, Debug)]
+pub struct RunProgress<'a> {
+    /// Suite being decoded.
+    pub suite: &'a str,
+    /// Its temperature.
+    pub temperature: f64,
+    /// Its proposer.
+    pub proposer: &'a str,
+    /// Decodes finished before this one.
+    pub decodes_done: usize,
+    /// Decodes in all.
+    pub decodes: usize,
+    /// Progress of this one.
+    pub decode: DecodeProgress,
+}
+
+/// Runs everything and returns one entry for each suite, temperature and proposer, in that order.
+///
+/// Plain decoding at temperature 0 is always run, because greedy outputs are compared with it; it is
+/// reported when `none` is among the baselines. `progress` may end the run by returning false.
+///
+/// # Errors
+/// [`EvalError`] before any decoding when a setting or prompt does not fit; [`EvalError::Interrupted`].
+pub fn run(
+    input: &SuiteRun<'_>,
+    progress: &mut dyn FnMut(&RunProgress<'_>) -> bool,
+) -> Result<Vec<Entry>, EvalError> {
+    input.config.validate()?;
+    for suite in input.suites {
+        let settings = input.settings(0.0, input.config.gamma);
+        check_sequences(input.target, &settings, &suite.prompts)?;
+    }
+    for &temperature in &input.config.temperatures {
+        verify::for_sampling(&input.config.rule, &Sampling::at(temperature))?;
+    }
+    let mut runner = Runner {
+        input,
+        progress,
+        decodes_done: 0,
+        entries: Vec::new(),
+    };
+    for suite in input.suites {
+        for &temperature in &input.config.temperatures {
+            runner.measure(suite, temperature)?;
+        }
+    }
+    Ok(runner.entries)
+}
+
+impl<'a> SuiteRun<'a> {
+    fn settings(&self, temperature: f64, gamma: usize) -> DecodeSettings {
+        DecodeSettings {
+            sampling: Sampling::at(temperature),
+            gamma,
+            max_new_tokens: self.config.max_new_tokens,
+            stop_ids: self.stop_ids.to_vec(),
+            batch_rows: self.config.batch_rows,
+            seed: self.config.seed,
+        }
+    }
+
+    fn has_baseline(&self, name: &str) -> bool {
+        self.config.baselines.iter().any(|listed| listed == name)
+    }
+
+    fn needs_plain(&self, temperature: f64) -> bool {
+        temperature == 0.0 || self.has_baseline("none")
+    }
+
+    /// Everything that drafts: prompt lookup when asked for, then the trained drafters.
+    fn proposers(&self) -> Vec<Box<dyn Proposer + 'a>> {
+        let mut proposers: Vec<Box<dyn Proposer + 'a>> = Vec::new();
+        if self.has_baseline("prompt_lookup") {
+            proposers.push(Box::new(PromptLookup::new(self.config.lookup())));
+        }
+        for named in self.drafters {
+            let ends = self.target.ends();
+            proposers.push(Box::new(DrafterProposer::new(
+                named.name.clone(),
+                named.drafter,
+                ends,
+                named.vocab,
+            )));
+        }
+        proposers
+    }
+
+    fn num_decodes(&self) -> usize {
+        let drafting = self.drafters.len() + usize::from(self.has_baseline("prompt_lookup"));
+        let plain = |t: &&f64| self.needs_plain(**t);
+        let plain = self.config.temperatures.iter().filter(plain).count();
+        self.suites.len() * (plain + drafting * self.config.temperatures.len())
+    }
+}
+
+struct Runner<'a, 'p> {
+    input: &'a SuiteRun<'a>,
+    progress: &'p mut dyn FnMut(&RunProgress<'_>) -> bool,
+    decodes_done: usize,
+    entries: Vec<Entry>,
+}
+
+impl Runner<'_, '_> {
+    fn measure(&mut self, suite: &Suite, temperature: f64) -> Result<(), EvalError> {
+        let input = self.input;
+        let mut plain = None;
+        if input.needs_plain(temperature) {
+            let settings = input.settings(temperature, 0);
+            let output = self.decode(suite, &settings, &mut NoProposer)?;
+            if input.has_baseline("none") {
+                let entry = self.entry(suite, &settings, "none", &output)?;
+                self.entries.push(Entry {
+                    speed_up: Some(1.0),
+                    ..entry
+                });
+            }
+            plain = Some(output);
+        }
+        for mut proposer in input.proposers() {
+            let settings = input.settings(temperature, input.config.gamma);
+            let output = self.decode(suite, &settings, proposer.as_mut())?;
+            let mut entry = self.entry(suite, &settings, proposer.name(), &output)?;
+            if let Some(plain) = &plain {
+                let plain_speed = speed(plain);
+                entry.speed_up = (plain_speed > 0.0).then(|| entry.tokens_per_second / plain_speed);
+                entry.lossless = (temperature == 0.0).then(|| {
+                    let tolerance = input.config.near_tie_tolerance;
+                    compare_greedy(&plain.records, &output.records, tolerance)
+                });
+            }
+            self.entries.push(entry);
+        }
+        Ok(())
+    }
+
+    fn decode(
+        &mut self,
+        suite: &Suite,
+        settings: &DecodeSettings,
+        proposer: &mut dyn Proposer,
+    ) -> Result<DecodeOutput, EvalError> {
+        let input = self.input;
+        let decoder = Decoder {
+            target: input.target,
+            rule: verify::for_sampling(&input.config.rule, &settings.sampling)?,
+            settings,
+        };
+        let name = proposer.name().to_owned();
+        let (decodes_done, decodes) = (self.decodes_done, input.num_decodes());
+        let mut report = |decode: DecodeProgress| {
+            (self.progress)(&RunProgress {
+                suite: &suite.name,
+                temperature: settings.sampling.temperature,
+                proposer: &name,
+                decodes_done,
+                decodes,
+                decode,
+            })
+        };
+        let output = decode(&decoder, proposer, &suite.prompts, &mut report)?;
+        self.decodes_done += 1;
+        Ok(output)
+    }
+
+    fn entry(
+        &self,
+        suite: &Suite,
+        settings: &DecodeSettings,
+        proposer: &str,
+        output: &DecodeOutput,
+    ) -> Result<Entry, EvalError> {
+        let counts = Acceptance::new(&output.records, settings.gamma);
+        let rule = verify::for_sampling(&self.input.config.rule, &settings.sampling)?;
+        let pairs: Vec<(f64, f64)> = output.records.iter().map(tokens_and_rounds).collect();
+        Ok(Entry {
+            suite: suite.name.clone(),
+            temperature: settings.sampling.temperature,
+            proposer: proposer.to_owned(),
+            rule: rule.name().to_owned(),
+            gamma: settings.gamma,
+            batch_rows: settings.batch_rows,
+            tau: counts.tau(),
+            tau_interval: ratio_interval(&pairs, RESAMPLES, settings.seed),
+            tau_mean_of_prompts: mean_tau_of_sequences(&output.records),
+            engine_length: counts.engine_length(),
+            acceptance_by_depth: counts.acceptance_by_depth(),
+            survival_by_depth: counts.survival_by_depth(),
+            tokens_per_second: speed(output),
+            speed_up: None,
+            time: output.time,
+            lossless: None,
+            counts,
+        })
+    }
+}
+
+fn tokens_and_rounds(record: &SequenceRecord) -> (f64, f64) {
+    let tokens: usize = record.rounds.iter().map(|round| round.committed).sum();
+    (tokens as f64, record.rounds.len() as f64)
+}
+
+/// Tokens committed in rounds per second of rounds; 0 when there was no round.
+fn speed(output: &DecodeOutput) -> f64 {
+    let tokens: f64 = output.records.iter().map(|r| tokens_and_rounds(r).0).sum();
+    let seconds = output.time.rounds();
+    if seconds > 0.0 { tokens / seconds } else { 0.0 }
+}

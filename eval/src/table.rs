@@ -1,0 +1,134 @@
+//! The terminal table of a report, as text.
+
+use crate::lossless::LosslessCheck;
+use crate::report::{Entry, ExactEntry, Report};
+
+/// Depths whose acceptance is shown.
+const SHOWN_DEPTHS: usize = 3;
+
+/// The entries as an aligned table, one line each, followed by exact figures and the greedy verdict.
+pub fn render(report: &Report) -> String {
+    let mut rows = vec![header()];
+    rows.extend(report.entries.iter().map(cells));
+    let mut lines = align(&rows);
+    lines.extend(report.exact.iter().map(exact_line));
+    lines.extend(greedy_verdict(&report.entries));
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+fn exact_line(exact: &ExactEntry) -> String {
+    format!(
+        "exact tau of `{}` on {} text, temperature {}: {:.3}",
+        exact.drafter,
+        exact.text,
+        exact.report.temperature,
+        exact.report.tau()
+    )
+}
+
+fn header() -> Vec<String> {
+    let mut names = vec!["suite", "T", "proposer", "tau", "95 %"];
+    let depths: Vec<String> = (0..SHOWN_DEPTHS).map(|d| format!("accept {d}")).collect();
+    names.extend(depths.iter().map(String::as_str));
+    names.extend(["tok/s", "speed-up"]);
+    names.into_iter().map(str::to_owned).collect()
+}
+
+fn cells(entry: &Entry) -> Vec<String> {
+    let interval = entry
+        .tau_interval
+        .map_or("-".to_owned(), |i| format!("{:.2}-{:.2}", i.low, i.high));
+    let mut cells = vec![
+        entry.suite.clone(),
+        entry.temperature.to_string(),
+        entry.proposer.clone(),
+        format!("{:.2}", entry.tau),
+        interval,
+    ];
+    let depth = |d: usize| entry.acceptance_by_depth.get(d).copied().flatten();
+    cells.extend((0..SHOWN_DEPTHS).map(|d| optional(depth(d), 2)));
+    cells.push(format!("{:.1}", entry.tokens_per_second));
+    cells.push(
+        entry
+            .speed_up
+            .map_or("-".to_owned(), |x| format!("{x:.2}x")),
+    );
+    cells
+}
+
+fn optional(value: Option<f64>, digits: usize) -> String {
+    value.map_or("-".to_owned(), |x| format!("{x:.digits$}"))
+}
+
+/// `greedy output identical: ...` over all compared entries; `None` when nothing was compared.
+pub fn greedy_verdict(entries: &[Entry]) -> Option<String> {
+    let checks: Vec<&LosslessCheck> = entries.iter().filter_map(|e| e.lossless.as_ref()).collect();
+    let first = checks.first()?;
+    let compared: usize = checks.iter().map(|check| check.compared).sum();
+    let identical: usize = checks.iter().map(|check| check.identical).sum();
+    let near_ties: usize = checks.iter().map(|check| check.near_ties).sum();
+    let answer = if identical == compared {
+        format!("yes ({compared} of {compared} outputs)")
+    } else if checks.iter().all(|check| check.is_lossless()) {
+        format!(
+            "yes, but for {near_ties} near ties of the target's logits (gap at most {}) in {compared} \
+             outputs",
+            first.near_tie_tolerance
+        )
+    } else {
+        format!(
+            "NO ({} of {compared} outputs differ, {near_ties} of them at near ties)",
+            compared - identical
+        )
+    };
+    Some(format!("greedy output identical: {answer}"))
+}
+
+/// Columns padded to their widest cell: words on the left, numbers on the right.
+fn align(rows: &[Vec<String>]) -> Vec<String> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        let lens = rows
+            .iter()
+            .filter_map(|row| row.get(column))
+            .map(String::len);
+        lens.max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let padded = row.iter().enumerate().map(|(column, cell)| {
+            let width = widths[column];
+            // Suite and proposer are words.
+            if column == 0 || column == 2 {
+                format!("{cell:<width$}")
+            } else {
+                format!("{cell:>width$}")
+            }
+        });
+        let line = padded.collect::<Vec<_>>().join("  ");
+        line.trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_words_stand_left() {
+        let line = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
+        let text = align(&[
+            line(["suite", "T", "proposer", "tau"]),
+            line(["gsm8k", "0", "none", "1.00"]),
+            line(["x", "0.7", "prompt_lookup", "11.25"]),
+        ]);
+        let expected = [
+            "suite    T  proposer         tau",
+            "gsm8k    0  none            1.00",
+            "x      0.7  prompt_lookup  11.25",
+        ];
+        assert_eq!(text, expected);
+    }
+}

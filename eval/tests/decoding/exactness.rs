@@ -1,0 +1,172 @@
+//! The exact evaluator against real decoding.
+
+use burn::tensor::FloatDType;
+use draftsmith_eval::acceptance::Acceptance;
+use draftsmith_eval::decode::{DecodeSettings, Sequence, SequenceRecord};
+use draftsmith_eval::error::EvalError;
+use draftsmith_eval::exact::{Candidate, ExactReport, ExactSettings, exact_with};
+use draftsmith_eval::propose::DrafterProposer;
+use draftsmith_models::batch::TokenRow;
+use draftsmith_models::drafter::AnyDrafter;
+use draftsmith_models::target::TargetModel;
+use draftsmith_models::vocab::VocabMap;
+
+use crate::tiny::{VOCAB, drafter, plain, prompts, reduced_vocab, run, settings, target};
+
+fn rows(sequences: &[Sequence], records: &[SequenceRecord]) -> Vec<TokenRow> {
+    let row = |(sequence, record): (&Sequence, &SequenceRecord)| {
+        let ids: Vec<u32> = [sequence.prompt.as_slice(), &record.ids].concat();
+        let mut turns = vec![0; sequence.prompt.len()];
+        turns.resize(ids.len(), 1);
+        TokenRow {
+            key: sequence.id.clone(),
+            ids,
+            turns,
+        }
+    };
+    sequences.iter().zip(records).map(row).collect()
+}
+
+fn measure(
+    target: &TargetModel,
+    (drafter, vocab): (&AnyDrafter, &VocabMap),
+    rows: &[TokenRow],
+    temperature: f64,
+) -> ExactReport {
+    let candidate = Candidate {
+        drafter,
+        ends: target.ends(),
+        vocab,
+    };
+    let settings = ExactSettings {
+        temperature,
+        text_temperature: temperature,
+        batch_rows: 3,
+        chunk_positions: 7,
+        ..ExactSettings::default()
+    };
+    exact_with(candidate, rows, &settings, |tokens| {
+        Ok(target.forward(tokens.ids(target.device()), &drafter.state_spec()))
+    })
+    .unwrap()
+}
+
+#[test]
+fn greedy_rounds_equal_those_of_real_decoding_for_every_gamma() {
+    let target = target();
+    let sequences = prompts(12);
+    let text = plain(&target, &sequences, &settings(0.0, 4));
+    for vocab in [VocabMap::full(VOCAB), reduced_vocab()] {
+        let drafter = drafter(&target, &vocab);
+        let report = measure(&target, (&drafter, &vocab), &rows(&sequences, &text), 0.0);
+        assert!(report.text_matches_rule);
+        assert_eq!(report.by_gamma.len(), 4);
+        assert_eq!(report.num_tokens, 12 * 39);
+        for entry in &report.by_gamma {
+            let settings = DecodeSettings {
+                gamma: entry.gamma,
+                ..settings(0.0, 4)
+            };
+            let mut proposer = DrafterProposer::new("drafter", &drafter, target.ends(), &vocab);
+            let decoded = run(&target, &mut proposer, &sequences, &settings).records;
+            let counts = Acceptance::new(&decoded, entry.gamma);
+            // Every term of the sweep is a whole number here.
+            assert!((entry.rounds - counts.rounds as f64).abs() < 1e-9);
+            assert!((entry.tau - counts.tau()).abs() < 1e-9);
+            assert!(counts.tau() > 1.02, "{}", counts.tau());
+        }
+    }
+}
+
+#[test]
+fn sampled_tau_is_the_mean_of_real_decoding() {
+    let target = target();
+    let vocab = reduced_vocab();
+    let drafter = drafter(&target, &vocab);
+    let sequences = prompts(300);
+    let wide = settings(1.0, 100);
+    // Two independent sets of texts: plain sampling for the sweep, speculative sampling for decoding.
+    let text = plain(&target, &sequences, &wide);
+    let report = measure(&target, (&drafter, &vocab), &rows(&sequences, &text), 1.0);
+    let other = DecodeSettings { seed: 99, ..wide };
+    let mut proposer = DrafterProposer::new("drafter", &drafter, target.ends(), &vocab);
+    let decoded = run(&target, &mut proposer, &sequences, &other).records;
+    let expected = report.by_gamma.last().unwrap().rounds / 300.0;
+    let rounds: Vec<f64> = decoded.iter().map(|r| r.rounds.len() as f64).collect();
+    let mean = rounds.iter().sum::<f64>() / 300.0;
+    let variance = rounds.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 300.0;
+    // Four standard errors of the simulated mean, and half of that again for the sweep's own texts.
+    let tolerance = 6.0 * (variance / 300.0).sqrt();
+    assert!(
+        (mean - expected).abs() < tolerance,
+        "{mean} {expected} {tolerance}"
+    );
+    let counts = Acceptance::new(&decoded, 4);
+    let found = counts.acceptance_by_depth();
+    for (depth, exact) in report.acceptance_by_depth.iter().enumerate() {
+        let reached = counts.reached_by_depth[depth] as f64;
+        // Four binomial standard errors at the worst rate, one half, and the sweep's own noise.
+        let tolerance = 6.0 * 0.5 / reached.sqrt();
+        let (exact, found) = (exact.unwrap(), found[depth].unwrap());
+        assert!(
+            (exact - found).abs() < tolerance,
+            "{depth}: {exact} {found} {tolerance}"
+        );
+    }
+    let last = report.by_gamma.last().unwrap();
+    let interval = last.interval.unwrap();
+    assert!(interval.low < last.tau && last.tau < interval.high);
+    assert!(last.uniform_anchor_tau > 1.0);
+}
+
+#[test]
+fn rows_without_a_round_are_skipped_and_none_left_is_an_error() {
+    let target = target();
+    let vocab = VocabMap::full(VOCAB);
+    let drafter = drafter(&target, &vocab);
+    let sequences = prompts(3);
+    let text = plain(&target, &sequences, &settings(0.0, 4));
+    let full = rows(&sequences, &text);
+    let mut mixed = full.clone();
+    mixed.insert(
+        1,
+        TokenRow {
+            key: "one token".to_owned(),
+            ids: vec![1, 2, 3],
+            turns: vec![0, 0, 1],
+        },
+    );
+    let with = |rows: &[TokenRow]| measure(&target, (&drafter, &vocab), rows, 1.0);
+    assert_eq!(with(&mixed).num_rows, 3);
+    assert!((with(&mixed).tau() - with(&full).tau()).abs() < 1e-12);
+    let candidate = Candidate {
+        drafter: &drafter,
+        ends: target.ends(),
+        vocab: &vocab,
+    };
+    let result = exact_with(candidate, &mixed[1..2], &ExactSettings::default(), |_| {
+        Err(EvalError::Interrupted)
+    });
+    assert!(matches!(
+        result,
+        Err(EvalError::NothingToMeasure { num_rows: 1 })
+    ));
+}
+
+#[test]
+fn the_largest_gamma_is_the_drafters_number_of_depths() {
+    let target = target();
+    let vocab = VocabMap::full(VOCAB);
+    let drafter = drafter(&target, &vocab);
+    let batch = draftsmith_models::batch::TokenBatch {
+        rows: rows(&prompts(1), &plain(&target, &prompts(1), &settings(0.0, 1))),
+    };
+    let states = target.forward(batch.ids(target.device()), &drafter.state_spec());
+    let batch = draftsmith_models::batch::DraftBatch {
+        tokens: batch,
+        states,
+    };
+    let drafted = drafter.draft_slots(&batch, target.ends(), FloatDType::F32);
+    let deepest = drafted.slots.iter().map(|slot| slot.depth).max().unwrap();
+    assert_eq!(deepest + 1, drafter.num_depths());
+}

@@ -1,0 +1,9 @@
+//! Real decoding, the exact evaluator and whole reports on a tiny random target.
+
+mod cache;
+mod exactness;
+mod greedy;
+mod sampling_law;
+mod stop_tokens;
+mod suites;
+mod tiny;
