@@ -14,6 +14,7 @@ pub mod generate;
 pub mod layers;
 pub mod loss;
 pub mod objective;
+pub mod parity;
 pub mod rng;
 pub mod sample;
 pub mod slot;

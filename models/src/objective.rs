@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{FloatDType, Int, Tensor, TensorData, activation};
+use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use crate::batch::{DraftBatch, index_tensor};
@@ -371,7 +371,9 @@ impl ChunkRows {
             .matmul(input.head.clone().transpose())
             .cast(FloatDType::F32)
             .div_scalar(temperature);
-        let log_q = activation::log_softmax(draft_logits, 1);
+        // The same formula as the teacher's: a drafter that agrees has q = p to the last bit, and only
+        // then is the gradient of TV zero.
+        let log_q = draft_logits.clone() - log_sum_exp(draft_logits);
         let draft_argmax = absolute(log_q.clone().argmax(1).squeeze_dim::<1>(1), vocab);
         Self {
             loss_rows: LossRows {

@@ -9,9 +9,9 @@ use crate::rng::{Purpose, Stream, stable_hash};
 use crate::weights::{NamedTensor, WeightFolder, host_values};
 
 /// A parameter whose identity is a hash of its name, so that optimizer states written by one process
-/// find their parameter in the next.
+/// find their parameter in the next. It asks for a gradient where the device tracks gradients.
 pub(super) fn named<const D: usize>(name: &str, value: Tensor<D>) -> Param<Tensor<D>> {
-    Param::initialized(ParamId::from(stable_hash(name)), value.require_grad())
+    Param::initialized(ParamId::from(stable_hash(name)), value).set_require_grad(true)
 }
 
 /// A matrix `[out, in]` drawn from `N(0, 1/in)`; a pure function of (seed, name, shape).

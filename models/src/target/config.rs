@@ -325,6 +325,10 @@ impl Keys<'_> {
         let Some(theta_value) = theta_value else {
             return Err(self.wrong_type("rope_theta", "a number", theta));
         };
+        if old_theta.is_some() && old_theta.as_ref().and_then(Value::as_f64) != Some(theta_value) {
+            let expected = "the same as `rope_parameters.rope_theta`";
+            return Err(self.wrong_type("rope_theta", expected, old_theta));
+        }
         let scaling = self.rope_scaling(scaling)?;
         if new.is_some()
             && old_scaling.is_some()

@@ -1,0 +1,280 @@
+//! Which tokens and states a slot may depend on, and which tokens it is trained to predict.
+
+use burn::tensor::{Device, FloatDType, Tensor};
+use draftsmith_models::batch::{DraftBatch, TargetStates, TokenBatch};
+use draftsmith_models::drafter::eagle3::{Eagle3, Eagle3Config};
+use draftsmith_models::drafter::{Drafter, DrafterContext};
+use draftsmith_models::objective::{
+    Normalize, Objective, ObjectiveConfig, ObjectiveInput, ObjectiveOutput, SlotWeight, Teacher,
+};
+use draftsmith_models::slot::{Slot, valid_slots};
+use draftsmith_models::target::TargetModel;
+use draftsmith_models::vocab::VocabMap;
+use draftsmith_models::weights::host_values;
+
+use crate::support::{assert_close, normal, row, states_of, tensor, tiny_target};
+
+const STEPS: usize = 3;
+
+struct Fixture {
+    target: TargetModel,
+    drafter: Eagle3,
+    batch: DraftBatch,
+    slots: Vec<Slot>,
+}
+
+impl Fixture {
+    /// 12 tokens, all different, with the assistant span 6 ..= 9 (9 is END).
+    fn new() -> Self {
+        let target = tiny_target("base");
+        let ids: Vec<u32> = (0..12).map(|t| 20 + 7 * t).collect();
+        let turns = [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0];
+        let tokens = TokenBatch {
+            rows: vec![row(&ids, &turns)],
+        };
+        let vocab = VocabMap::full(320);
+        let config = Eagle3Config {
+            ttt_steps: STEPS,
+            ..Eagle3Config::default()
+        };
+        let context = DrafterContext {
+            target: target.spec(),
+            ends: target.ends(),
+            vocab: &vocab,
+        };
+        let drafter = Eagle3::init(&config, context, 3, &Device::flex()).unwrap();
+        let states = states_of(&target, &tokens, &drafter.state_spec().aux_layer_ids);
+        Self {
+            slots: valid_slots(&turns, 0, STEPS),
+            batch: DraftBatch { tokens, states },
+            target,
+            drafter,
+        }
+    }
+
+    fn hidden(&self, batch: &DraftBatch) -> Tensor<2> {
+        let draft = self
+            .drafter
+            .draft_slots(batch, self.target.ends(), FloatDType::F32);
+        assert_eq!(draft.slots, self.slots);
+        draft.hidden
+    }
+
+    /// Cross entropy of each slot for fixed drafter outputs.
+    fn loss(&self, batch: &DraftBatch, hidden: Tensor<2>) -> ObjectiveOutput {
+        let config = ObjectiveConfig {
+            losses: [("ce".to_owned(), 1.0)].into(),
+            ..ObjectiveConfig::default()
+        };
+        let vocab = VocabMap::full(320);
+        let input = ObjectiveInput {
+            slots: &self.slots,
+            hidden,
+            head: self.drafter.head(),
+            batch,
+            teacher: Teacher {
+                ends: self.target.ends(),
+                vocab: &vocab,
+            },
+            head_gradient: false,
+        };
+        let objective = Objective::new(&config).unwrap();
+        objective.evaluate(input, 1.0)
+    }
+
+    /// The slots whose rows of `changed` differ from those of the unchanged batch.
+    fn moved(&self, before: &[f32], after: &[f32]) -> Vec<Slot> {
+        let width = before.len() / self.slots.len();
+        let differs = |index: &usize| {
+            before[index * width..(index + 1) * width] != after[index * width..(index + 1) * width]
+        };
+        (0..self.slots.len())
+            .filter(differs)
+            .map(|index| self.slots[index])
+            .collect()
+    }
+
+    fn with_token(&self, position: usize, id: u32) -> DraftBatch {
+        let mut batch = self.batch.clone();
+        batch.tokens.rows[0].ids[position] = id;
+        batch
+    }
+}
+
+/// Pitfall 14: the labels that receive gradient at each step, found by changing one token at a time
+/// with the drafter's outputs held fixed. With s = 6, e = 9: s+1 is a label, e+2 and s are not.
+/// Red under: `ids[t + 1]` in `ChunkRows::new` replaced by `ids[t]`; `a ..= a+d` instead of
+/// `a ..= a+1+d` in `slot::is_valid`.
+#[test]
+fn pitfall_14_labels_are_the_generated_tokens_after_the_first() {
+    let fixture = Fixture::new();
+    let hidden = fixture.hidden(&fixture.batch);
+    let before = fixture.loss(&fixture.batch, hidden.clone()).loss;
+    let mut labels: [Vec<usize>; STEPS] = Default::default();
+    for position in 0..12 {
+        let changed = fixture.with_token(position, 300);
+        let after = fixture.loss(&changed, hidden.clone()).loss;
+        for slot in fixture.moved(&before, &after) {
+            assert_eq!(slot.label_position(), position);
+            labels[slot.depth].push(position);
+        }
+    }
+    assert_eq!(labels, [vec![7, 8, 9], vec![8, 9], vec![9]]);
+}
+
+/// A slot's outputs depend on the token of its anchor, on those fed back, and on no later one.
+/// Red under: `shifted_ids(step + 1, ..)` replaced by `shifted_ids(step + 2, ..)`.
+#[test]
+fn a_later_token_never_changes_an_earlier_slot() {
+    let fixture = Fixture::new();
+    let before = host_values(&fixture.hidden(&fixture.batch));
+    for position in 0..12 {
+        let changed = fixture.with_token(position, 300);
+        let after = host_values(&fixture.hidden(&changed));
+        let expected: Vec<Slot> = fixture
+            .slots
+            .iter()
+            // Token 0 is never fed: row t = 0 reads token 1.
+            .filter(|slot| position >= 1 && slot.teacher_position() >= position)
+            .copied()
+            .collect();
+        assert_eq!(fixture.moved(&before, &after), expected, "token {position}");
+    }
+}
+
+/// The leak test of pitfall 42 for EAGLE-3: states at positions `>= a` do not exist when the round of
+/// anchor `a` is drafted. Red under: `anchor - 1` in `place` replaced by `anchor`.
+#[test]
+fn pitfall_42_states_from_the_anchor_on_are_invisible() {
+    let fixture = Fixture::new();
+    let before = host_values(&fixture.hidden(&fixture.batch));
+    for position in 0..12 {
+        let mut changed = fixture.batch.clone();
+        changed.states = perturbed(&fixture.batch.states, position);
+        let after = host_values(&fixture.hidden(&changed));
+        let expected: Vec<Slot> = fixture
+            .slots
+            .iter()
+            .filter(|slot| position < slot.anchor)
+            .copied()
+            .collect();
+        assert_eq!(fixture.moved(&before, &after), expected, "state {position}");
+    }
+}
+
+/// All states at positions `position ..` replaced by noise.
+fn perturbed(states: &TargetStates, position: usize) -> TargetStates {
+    let noise = |states: &Tensor<3>| {
+        let [rows, len, width] = states.dims();
+        let values = normal(77, rows * (len - position) * width, 5.0);
+        let place = [0..rows, position..len, 0..width];
+        let noise = tensor(&values, [rows, len - position, width]);
+        states.clone().slice_assign(place, noise)
+    };
+    TargetStates {
+        aux: noise(&states.aux),
+        final_hidden: noise(&states.final_hidden),
+    }
+}
+
+/// The same answer behind a longer prompt: drafter outputs and target states of the answer are given.
+struct Answer {
+    hidden: Vec<f32>,
+    final_hidden: Vec<f32>,
+}
+
+impl Answer {
+    fn objective(&self, prompt: usize, config: &ObjectiveConfig) -> (f64, ObjectiveOutput) {
+        let target = tiny_target("base");
+        let vocab = VocabMap::full(320);
+        let answer = 6;
+        let len = prompt + answer;
+        let mut ids = vec![5; prompt];
+        ids.extend([40, 41, 42, 43, 44, 45]);
+        let turns: Vec<u32> = (0..len).map(|t| u32::from(t >= prompt)).collect();
+        let mut states = normal(8, prompt * 16, 1.0);
+        states.extend(&self.final_hidden);
+        let slots = valid_slots(&turns, 0, STEPS);
+        let batch = DraftBatch {
+            tokens: TokenBatch {
+                rows: vec![row(&ids, &turns)],
+            },
+            states: TargetStates {
+                aux: Tensor::zeros([1, len, 1], &Device::flex()),
+                final_hidden: tensor(&states, [1, len, 16]),
+            },
+        };
+        let input = ObjectiveInput {
+            slots: &slots,
+            hidden: tensor(&self.hidden, [slots.len(), 16]),
+            head: target.ends().head.clone(),
+            batch: &batch,
+            teacher: Teacher {
+                ends: target.ends(),
+                vocab: &vocab,
+            },
+            head_gradient: true,
+        };
+        let objective = Objective::new(config).unwrap();
+        let denominator = objective.denominator(&slots);
+        let output = objective.evaluate(input, denominator);
+        let sum: f64 = slots
+            .iter()
+            .zip(&output.loss)
+            .map(|(slot, loss)| config.slot_weight.at(slot.depth) * f64::from(*loss))
+            .sum();
+        (sum / denominator, output)
+    }
+}
+
+/// Pitfall 21: masked prompt tokens are in no denominator. Red under: `slots.len() as f64` in
+/// `Objective::denominator` replaced by a count that grows with the anchor.
+#[test]
+fn pitfall_21_a_longer_prompt_changes_neither_loss_nor_gradient() {
+    let answer = Answer {
+        hidden: normal(1, 12 * 16, 1.0),
+        final_hidden: normal(2, 6 * 16, 1.0),
+    };
+    for normalize in [Normalize::Slots, Normalize::Weights] {
+        let config = ObjectiveConfig {
+            slot_weight: SlotWeight::StepDecay(0.8),
+            normalize,
+            ..ObjectiveConfig::default()
+        };
+        let (short_loss, short) = answer.objective(4, &config);
+        let (long_loss, long) = answer.objective(504, &config);
+        assert!(
+            (short_loss - long_loss).abs() < 1e-6,
+            "{short_loss} {long_loss}"
+        );
+        let close = |x: &Tensor<2>, y: &Tensor<2>| {
+            assert_close("gradient", &host_values(x), &host_values(y), 1e-7);
+        };
+        close(&short.grad_hidden, &long.grad_hidden);
+        close(
+            short.grad_head.as_ref().unwrap(),
+            long.grad_head.as_ref().unwrap(),
+        );
+    }
+}
+
+/// Pitfall 21, decays: a constant loss of 1 per slot totals 1 under every decay when normalised by
+/// weights. Red under: `Normalize::Weights` counting slots.
+#[test]
+fn pitfall_21_a_constant_loss_keeps_its_value_under_every_decay() {
+    let slots = valid_slots(&[0, 1, 1, 1, 1, 1, 1, 1], 0, 5);
+    for slot_weight in [
+        SlotWeight::Uniform,
+        SlotWeight::StepDecay(0.8),
+        SlotWeight::StepDecay(0.1),
+        SlotWeight::ExpDecay(4.0),
+    ] {
+        let objective = Objective::new(&ObjectiveConfig {
+            slot_weight,
+            ..ObjectiveConfig::default()
+        })
+        .unwrap();
+        let sum: f64 = slots.iter().map(|slot| slot_weight.at(slot.depth)).sum();
+        assert!((sum / objective.denominator(&slots) - 1.0).abs() < 1e-12);
+    }
+}

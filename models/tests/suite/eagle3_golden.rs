@@ -1,0 +1,379 @@
+//! The EAGLE-3 unroll against an independent PyTorch script: logits, losses, every gradient.
+
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, FloatDType, Gradients, Tensor};
+use draftsmith_models::batch::{DraftBatch, TargetStates, TokenBatch};
+use draftsmith_models::drafter::eagle3::{Eagle3, Eagle3Config, HeadMode};
+use draftsmith_models::drafter::{Drafter, DrafterContext};
+use draftsmith_models::layers::rope::{RopeScaling, RopeSpec};
+use draftsmith_models::objective::{
+    Objective, ObjectiveConfig, ObjectiveInput, ObjectiveOutput, SlotWeight, Teacher,
+};
+use draftsmith_models::slot::Slot;
+use draftsmith_models::target::{TargetEnds, TargetSpec};
+use draftsmith_models::vocab::VocabMap;
+use draftsmith_models::weights::{WeightFolder, host_values, write_safetensors};
+
+use crate::support::{Golden, assert_close, golden_path, largest, normal, row};
+
+const HIDDEN: usize = 16;
+const VOCAB: usize = 48;
+
+/// The golden is computed in f64; a unit of f32 rounding is 6e-8, a slot is a chain of some 20 sums of
+/// up to 48 terms per step over 4 steps, and gradients run through it twice.
+const TOLERANCE: f32 = 2e-5;
+
+/// Draft vocabulary of the reduced cases, as in the generator.
+const KEEP: [u32; 24] = [
+    0, 1, 2, 5, 7, 8, 11, 13, 17, 19, 20, 21, 26, 29, 30, 33, 34, 38, 40, 41, 44, 45, 46, 47,
+];
+
+/// A golden case with everything a drafter is built from.
+pub(crate) struct Case {
+    pub(crate) golden: Golden,
+    pub(crate) spec: TargetSpec,
+    pub(crate) ends: TargetEnds,
+    pub(crate) vocab: VocabMap,
+    pub(crate) batch: DraftBatch,
+    config: Eagle3Config,
+}
+
+pub(crate) const CASES: [&str; 3] = ["plain", "normed_residual", "llama3_full_vocab"];
+
+impl Case {
+    pub(crate) fn open(name: &str) -> Self {
+        let path = golden_path("eagle3_unroll").join(format!("{name}.safetensors"));
+        let golden = Golden::open(&path);
+        let device = Device::flex();
+        let ends = TargetEnds {
+            embedding: golden.tensor("embedding", &device),
+            final_norm: golden.tensor("final_norm", &device),
+            head: golden.tensor("target_head", &device),
+            rms_norm_eps: 1e-5,
+        };
+        let vocab = if name == "llama3_full_vocab" {
+            VocabMap::full(VOCAB)
+        } else {
+            VocabMap::new(KEEP.to_vec(), VOCAB).unwrap()
+        };
+        Self {
+            spec: spec(name == "llama3_full_vocab"),
+            batch: batch(&golden),
+            config: Eagle3Config {
+                aux_layer_ids: Some(vec![0, 1, 2]),
+                ttt_steps: 4,
+                norm_before_residual: name == "normed_residual",
+                head: HeadMode::Trained,
+                intermediate_size: None,
+            },
+            golden,
+            ends,
+            vocab,
+        }
+    }
+
+    /// The drafter with the golden's weights, read from a file by name.
+    pub(crate) fn drafter(&self, device: &Device) -> Eagle3 {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("drafter.safetensors");
+        write_safetensors(&path, &self.golden.named("weight."), &[]).unwrap();
+        let context = DrafterContext {
+            target: &self.spec,
+            ends: &self.ends,
+            vocab: &self.vocab,
+        };
+        Eagle3::init(&self.config, context, 99, device)
+            .unwrap()
+            .load_tensors(&WeightFolder::open_file(&path).unwrap())
+            .unwrap()
+    }
+
+    fn evaluate(
+        &self,
+        hidden: Tensor<2>,
+        head: Tensor<2>,
+        slots: &[Slot],
+        loss: &str,
+    ) -> ObjectiveOutput {
+        let objective = Objective::new(&objective(loss)).unwrap();
+        let input = ObjectiveInput {
+            slots,
+            hidden,
+            head,
+            batch: &self.batch,
+            teacher: Teacher {
+                ends: &self.ends,
+                vocab: &self.vocab,
+            },
+            head_gradient: true,
+        };
+        objective.evaluate(input, objective.denominator(slots))
+    }
+}
+
+fn spec(llama3: bool) -> TargetSpec {
+    TargetSpec {
+        model_type: "llama".to_owned(),
+        vocab_size: VOCAB,
+        hidden_size: HIDDEN,
+        intermediate_size: 24,
+        num_layers: 3,
+        num_heads: 4,
+        num_kv_heads: 2,
+        head_dim: 8,
+        rms_norm_eps: 1e-5,
+        rope: RopeSpec {
+            theta: 10_000.0,
+            scaling: if llama3 {
+                RopeScaling::Llama3 {
+                    factor: 8.0,
+                    low_freq_factor: 1.0,
+                    high_freq_factor: 4.0,
+                    original_max_position_embeddings: 8,
+                }
+            } else {
+                RopeScaling::Default
+            },
+        },
+        max_position_embeddings: 64,
+        tie_word_embeddings: false,
+        qk_norm: false,
+        qkv_bias: false,
+        bos_token_id: None,
+        eos_token_ids: Vec::new(),
+        pad_token_id: None,
+    }
+}
+
+/// Both rows, padded on the right with noise that must not matter.
+fn batch(golden: &Golden) -> DraftBatch {
+    let rows: Vec<_> = (0..2)
+        .map(|index| {
+            let list = |name: &str| -> Vec<u32> {
+                let values = golden.integers(&format!("{name}.{index}"));
+                values.into_iter().map(|value| value as u32).collect()
+            };
+            row(&list("ids"), &list("turns"))
+        })
+        .collect();
+    let padded_len = rows.iter().map(|row| row.ids.len()).max().unwrap();
+    let states = |name: &str, width: usize| {
+        let device = Device::flex();
+        let padded = (0..2).map(|index| {
+            let mut values = golden.floats(&format!("{name}.{index}"));
+            let missing = padded_len * width - values.len();
+            values.extend(normal(index, missing, 100.0));
+            crate::support::tensor(&values, [1, padded_len, width])
+        });
+        Tensor::cat(padded.collect(), 0).to_device(&device)
+    };
+    DraftBatch {
+        states: TargetStates {
+            aux: states("aux", 3 * HIDDEN),
+            final_hidden: states("final_hidden", HIDDEN),
+        },
+        tokens: TokenBatch { rows },
+    }
+}
+
+fn objective(loss: &str) -> ObjectiveConfig {
+    let one = |name: &str| BTreeMap::from([(name.to_owned(), 1.0)]);
+    match loss {
+        "mixture" => ObjectiveConfig {
+            losses: BTreeMap::from([("ce".to_owned(), 0.1), ("tv".to_owned(), 0.9)]),
+            temperature: 0.7,
+            slot_weight: SlotWeight::StepDecay(0.8),
+            chunk_positions: 3,
+            ..ObjectiveConfig::default()
+        },
+        name => ObjectiveConfig {
+            losses: one(name),
+            chunk_positions: 5,
+            ..ObjectiveConfig::default()
+        },
+    }
+}
+
+const LOSSES: [&str; 6] = ["kl", "tv", "lk_hybrid", "ce", "ce_argmax", "mixture"];
+
+/// Gradients by parameter name.
+struct Collected<'a> {
+    gradients: &'a Gradients,
+    path: Vec<String>,
+    found: BTreeMap<String, Vec<f32>>,
+}
+
+impl ModuleVisitor for Collected<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = param.val().grad(self.gradients) {
+            self.found
+                .insert(self.path.join("."), host_values(&gradient));
+        }
+    }
+}
+
+/// The gradient of the loss with respect to every parameter but the head.
+pub(crate) fn layer_gradients(
+    drafter: &Eagle3,
+    hidden: &Tensor<2>,
+    grad_hidden: Tensor<2>,
+) -> BTreeMap<String, Vec<f32>> {
+    let product = hidden.clone() * grad_hidden.autodiff();
+    let gradients = product.sum().backward();
+    let mut collected = Collected {
+        gradients: &gradients,
+        path: Vec::new(),
+        found: BTreeMap::new(),
+    };
+    drafter.visit(&mut collected);
+    collected.found
+}
+
+/// Positions in the golden of our slots, in our order; every golden slot exactly once.
+fn golden_order(golden: &Golden, slots: &[Slot]) -> Vec<usize> {
+    let listed = golden.integers("slots");
+    let index: BTreeMap<[usize; 3], usize> = listed
+        .chunks_exact(3)
+        .enumerate()
+        .map(|(place, slot)| ([slot[0], slot[1], slot[2]], place))
+        .collect();
+    assert_eq!(slots.len(), index.len());
+    let order: Vec<usize> = slots
+        .iter()
+        .map(|slot| index[&[slot.row, slot.anchor, slot.depth]])
+        .collect();
+    let mut sorted = order.clone();
+    sorted.sort_unstable();
+    assert!(sorted.into_iter().eq(0..slots.len()));
+    order
+}
+
+/// Red under (each seen): depth-major rotary position left at `t`; `step + 1` in `shifted_ids`
+/// replaced by `step`; the embedding half behind the hidden half; `norm_before_residual` ignored;
+/// the diagonal keys of earlier steps dropped.
+#[test]
+fn logits_of_every_slot_equal_the_golden() {
+    for name in CASES {
+        let case = Case::open(name);
+        let drafter = case.drafter(&Device::flex());
+        let found = drafter.draft_slots(&case.batch, &case.ends, FloatDType::F32);
+        let logits = host_values(&found.hidden.matmul(drafter.head().transpose()));
+        let expected = case.golden.floats("logits");
+        let width = case.vocab.len();
+        let scale = largest(&expected);
+        for (place, index) in golden_order(&case.golden, &found.slots)
+            .into_iter()
+            .enumerate()
+        {
+            assert_close(
+                &format!("{name}, {:?}", found.slots[place]),
+                &logits[place * width..(place + 1) * width],
+                &expected[index * width..(index + 1) * width],
+                TOLERANCE * scale,
+            );
+        }
+    }
+}
+
+/// Red under: any closed-form gradient of `loss/` scaled by 1.01; `/ temperature` removed from
+/// `row_scale`; `hidden` detached between steps of `unroll`.
+#[test]
+fn losses_and_all_gradients_equal_the_golden() {
+    let device = Device::flex().autodiff();
+    for name in CASES {
+        let case = Case::open(name);
+        let drafter = case.drafter(&device);
+        for loss in LOSSES {
+            let draft = drafter.draft_slots(&case.batch, &case.ends, FloatDType::F32);
+            let head = drafter.head().inner();
+            let output = case.evaluate(draft.hidden.clone().inner(), head, &draft.slots, loss);
+            check_values(&case, &draft.slots, &output, loss);
+            let mut found = layer_gradients(&drafter, &draft.hidden, output.grad_hidden);
+            found.insert("head".to_owned(), host_values(&output.grad_head.unwrap()));
+            assert_eq!(found.len(), 13, "{:?}", found.keys());
+            for (parameter, gradient) in &found {
+                let expected = case.golden.floats(&format!("{loss}.grad.{parameter}"));
+                let tolerance = TOLERANCE * largest(&expected);
+                let what = format!("{name}, {loss}, gradient of {parameter}");
+                assert_close(&what, gradient, &expected, tolerance);
+            }
+        }
+    }
+}
+
+fn check_values(case: &Case, slots: &[Slot], output: &ObjectiveOutput, loss: &str) {
+    let order = golden_order(&case.golden, slots);
+    let expected = case.golden.floats(&format!("{loss}.alpha"));
+    let expected: Vec<f32> = order.iter().map(|&index| expected[index]).collect();
+    assert_close("alpha", &output.scores.alpha, &expected, TOLERANCE);
+    let weight = |slot: &Slot| objective(loss).slot_weight.at(slot.depth);
+    let total: f64 = slots.iter().map(weight).sum();
+    let sum: f64 = slots
+        .iter()
+        .zip(&output.loss)
+        .map(|(slot, value)| weight(slot) * f64::from(*value))
+        .sum();
+    let want = case.golden.floats(&format!("{loss}.loss"));
+    let found = [(sum / total) as f32];
+    assert_close(loss, &found, &want, TOLERANCE * largest(&want).max(1.0));
+}
+
+#[test]
+fn a_frozen_head_stays_the_targets_rows_and_changes_nothing_else() {
+    let case = Case::open("plain");
+    let device = Device::flex().autodiff();
+    let context = DrafterContext {
+        target: &case.spec,
+        ends: &case.ends,
+        vocab: &case.vocab,
+    };
+    let config = Eagle3Config {
+        head: HeadMode::Frozen,
+        ..case.config.clone()
+    };
+    let frozen = Eagle3::init(&config, context, 1, &device).unwrap();
+    let trained = Eagle3::init(&case.config, context, 1, &device).unwrap();
+    assert!(!frozen.is_head_trained() && trained.is_head_trained());
+    assert!(!frozen.head.is_require_grad() && trained.head.is_require_grad());
+    let target_head = case.golden.floats("target_head");
+    let rows: Vec<f32> = KEEP
+        .iter()
+        .flat_map(|&id| target_head[id as usize * HIDDEN..][..HIDDEN].to_vec())
+        .collect();
+    assert_eq!(host_values(&frozen.head().inner()), rows);
+    assert_eq!(host_values(&trained.head().inner()), rows);
+    let outputs = |drafter: &Eagle3| {
+        let draft = drafter
+            .valid()
+            .draft_slots(&case.batch, &case.ends, FloatDType::F32);
+        host_values(&draft.hidden)
+    };
+    assert_eq!(outputs(&frozen), outputs(&trained));
+}
+
+#[test]
+fn reading_back_what_was_written_gives_equal_logits() {
+    let case = Case::open("normed_residual");
+    let drafter = case.drafter(&Device::flex());
+    for tensor in drafter.to_tensors() {
+        let name = format!("weight.{}", tensor.name);
+        assert_eq!(tensor.shape, case.golden.shape(&name));
+        let bytes: Vec<u8> = case
+            .golden
+            .floats(&name)
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        assert!(tensor.bytes == bytes, "{name}");
+    }
+}

@@ -1,0 +1,20 @@
+//! Tests of the models crate against goldens, finite differences and step-by-step decoding.
+//!
+//! One binary, because every test binary links the whole tensor library once more.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod alignment;
+mod eagle3_golden;
+mod kv_cache;
+mod objective;
+mod parity;
+mod settings;
+mod support;
+mod target_files;
+mod target_golden;

@@ -1,0 +1,113 @@
+//! The parity gate: training rows equal step-by-step decoding with a cache, for every slot.
+
+use burn::tensor::{Device, FloatDType};
+use draftsmith_models::batch::{DraftBatch, TokenBatch};
+use draftsmith_models::drafter::eagle3::Eagle3Config;
+use draftsmith_models::drafter::{AnyDrafter, DrafterConfig, DrafterContext};
+use draftsmith_models::parity::{Rounds, replay};
+use draftsmith_models::rng::{Purpose, Stream};
+use draftsmith_models::slot::valid_slots;
+use draftsmith_models::vocab::VocabMap;
+
+use crate::eagle3_golden::{CASES, Case};
+use crate::support::{row, states_of, tiny_target};
+
+/// The same f32 sums in another order: a few units of 6e-8 per step, relative to the largest logit.
+const TOLERANCE: f32 = 5e-6;
+
+/// A trained-looking drafter and a batch with states of the tiny target.
+fn drafter_and_batch(turns: &[&[u32]], ttt_steps: usize) -> (AnyDrafter, DraftBatch) {
+    let target = tiny_target("base");
+    let rows = turns.iter().enumerate().map(|(index, turns)| {
+        let mut stream = Stream::new(5, Purpose::Check, index as u64);
+        let ids: Vec<u32> = turns.iter().map(|_| stream.below(320) as u32).collect();
+        row(&ids, turns)
+    });
+    let tokens = TokenBatch {
+        rows: rows.collect(),
+    };
+    let states = states_of(&target, &tokens, &[1, 3, 4]);
+    let vocab = VocabMap::new((0..320).step_by(3).collect(), 320).unwrap();
+    let config = DrafterConfig::Eagle3(Eagle3Config {
+        ttt_steps,
+        ..Eagle3Config::default()
+    });
+    let context = DrafterContext {
+        target: target.spec(),
+        ends: target.ends(),
+        vocab: &vocab,
+    };
+    let drafter = AnyDrafter::init(&config, context, 7, &Device::flex()).unwrap();
+    (drafter, DraftBatch { tokens, states })
+}
+
+fn check(turns: &[&[u32]], ttt_steps: usize) {
+    let (drafter, batch) = drafter_and_batch(turns, ttt_steps);
+    let target = tiny_target("base");
+    let all: usize = turns
+        .iter()
+        .map(|turns| valid_slots(turns, 0, ttt_steps).len())
+        .sum();
+    let every = replay(&drafter, &batch, target.ends(), Rounds::EveryAnchor);
+    assert_eq!(every.num_slots, all, "every slot is visited");
+    assert!(every.holds(TOLERANCE), "{every:?}");
+    let varying = replay(&drafter, &batch, target.ends(), Rounds::Varying);
+    assert!(varying.num_slots < all || ttt_steps == 0);
+    assert!(varying.holds(TOLERANCE), "{varying:?}");
+}
+
+/// Pitfall 44: 6 tokens, 4 steps. Red under: `mask.clone()` of the later steps in `unrolled_attention`
+/// shifted by one key (`Tensor::cat(vec![mask.narrow(3, 1, len - 1), mask.narrow(3, len - 1, 1)], 3)`).
+#[test]
+fn pitfall_44_later_steps_see_the_keys_that_serving_sees() {
+    check(&[&[0, 1, 1, 1, 1, 1]], 4);
+}
+
+#[test]
+fn rows_of_different_length_and_several_turns() {
+    let long: Vec<u32> = (0..40).map(|t| u32::from(t > 8)).collect();
+    check(
+        &[
+            &[0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 2, 2, 2, 2, 0],
+            &[0, 1, 1, 2, 2, 2, 2, 2],
+            &long,
+            &[0, 0, 0, 0, 1, 1],
+        ],
+        5,
+    );
+}
+
+#[test]
+fn the_golden_drafters_decode_as_they_were_trained() {
+    for name in CASES {
+        let case = Case::open(name);
+        let drafter = AnyDrafter::Eagle3(case.drafter(&Device::flex()));
+        for rounds in [Rounds::EveryAnchor, Rounds::Varying] {
+            let found = replay(&drafter, &case.batch, &case.ends, rounds);
+            assert!(found.holds(TOLERANCE), "{name}: {found:?}");
+        }
+    }
+}
+
+/// Rows of a batch do not touch each other: the outputs of a row are those of the row alone.
+#[test]
+fn padding_and_neighbours_change_nothing() {
+    let turns: [&[u32]; 2] = [&[0, 0, 1, 1, 1, 1, 1, 1, 1], &[0, 1, 1, 1]];
+    let (drafter, both) = drafter_and_batch(&turns, 3);
+    let target = tiny_target("base");
+    let together = drafter.draft_slots(&both, target.ends(), FloatDType::F32);
+    let tokens = TokenBatch {
+        rows: vec![both.tokens.rows[1].clone()],
+    };
+    let states = states_of(&target, &tokens, &[1, 3, 4]);
+    let alone = drafter.draft_slots(
+        &DraftBatch { tokens, states },
+        target.ends(),
+        FloatDType::F32,
+    );
+    let first = together.slots.iter().position(|s| s.row == 1).unwrap();
+    let rows = together.hidden.narrow(0, first, alone.slots.len());
+    let difference = (rows - alone.hidden).abs().max().into_scalar::<f32>();
+    // Rows are normed to magnitude about one.
+    assert!(difference < TOLERANCE, "{difference}");
+}

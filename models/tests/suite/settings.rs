@@ -1,0 +1,127 @@
+//! Settings that are not understood are refused by name, with the valid names.
+
+use draftsmith_models::drafter::DrafterConfig;
+use draftsmith_models::drafter::eagle3::Eagle3Config;
+use draftsmith_models::error::Diagnose;
+use draftsmith_models::objective::{Objective, ObjectiveConfig, SlotWeight};
+use serde_json::{Value, json};
+
+fn refused<T: serde::de::DeserializeOwned + std::fmt::Debug>(value: Value) -> String {
+    serde_json::from_value::<T>(value).unwrap_err().to_string()
+}
+
+/// Pitfall 61. Red under: `deny_unknown_fields` removed from either struct.
+#[test]
+fn pitfall_61_unknown_keys_and_wrong_types_are_refused() {
+    assert_eq!(
+        refused::<ObjectiveConfig>(json!({ "temprature": 0.5 })),
+        "unknown field `temprature`, expected one of `losses`, `slot_weight`, `normalize`, \
+         `temperature`, `chunk_positions`"
+    );
+    assert_eq!(
+        refused::<Eagle3Config>(json!({ "ttt_step": 3 })),
+        "unknown field `ttt_step`, expected one of `aux_layer_ids`, `ttt_steps`, \
+         `norm_before_residual`, `head`, `intermediate_size`"
+    );
+    assert_eq!(
+        refused::<Eagle3Config>(json!({ "ttt_steps": "three" })),
+        "invalid type: string \"three\", expected usize"
+    );
+    // A right key in the wrong table.
+    assert!(refused::<Eagle3Config>(json!({ "temperature": 1.0 })).contains("`temperature`"));
+    assert!(refused::<ObjectiveConfig>(json!({ "ttt_steps": 3 })).contains("`ttt_steps`"));
+    // A key of a later version.
+    assert!(refused::<ObjectiveConfig>(json!({ "stages": [] })).contains("`stages`"));
+}
+
+/// Pitfall 62. Red under: `find(name).unwrap_or(&Kl)`, or a fallback arm in `deserialize_family`.
+#[test]
+fn pitfall_62_unknown_names_are_refused_with_the_valid_ones() {
+    for name in ["eagle-3", "Dflash", "", "EAGLE3"] {
+        let message = DrafterConfig::deserialize_family(name, json!({}))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.starts_with(&format!("unknown variant `{name}`, expected ")),
+            "{message}"
+        );
+        assert!(message.contains("`eagle3`"), "{message}");
+    }
+    let config: ObjectiveConfig =
+        serde_json::from_value(json!({ "losses": { "kll": 1.0 } })).unwrap();
+    let error = Objective::new(&config).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "`objective.losses` names an unknown loss `kll`"
+    );
+    assert_eq!(
+        error.hint().unwrap(),
+        "the losses are: kl, tv, lk_hybrid, ce, ce_argmax"
+    );
+    assert_eq!(
+        refused::<ObjectiveConfig>(json!({ "normalize": "mean" })),
+        "unknown variant `mean`, expected `weights` or `slots`"
+    );
+    assert_eq!(
+        refused::<ObjectiveConfig>(json!({ "slot_weight": { "decay": 0.8 } })),
+        "unknown variant `decay`, expected one of `uniform`, `step_decay`, `exp_decay`"
+    );
+    assert_eq!(
+        refused::<Eagle3Config>(json!({ "head": "shared" })),
+        "unknown variant `shared`, expected `trained` or `frozen`"
+    );
+}
+
+#[test]
+fn values_out_of_range_are_refused() {
+    let message = |change: fn(&mut ObjectiveConfig)| {
+        let mut config = ObjectiveConfig::default();
+        change(&mut config);
+        let error = Objective::new(&config).unwrap_err();
+        assert!(error.is_user_error() && error.hint().is_some());
+        error.to_string()
+    };
+    assert_eq!(
+        message(|config| config.losses.clear()),
+        "`objective.losses` is empty or all zero, expected at least one loss"
+    );
+    assert_eq!(
+        message(|config| config.losses = [("kl".to_owned(), -1.0)].into()),
+        "`objective.losses` is -1, expected coefficients of at least 0"
+    );
+    assert_eq!(
+        message(|config| config.temperature = 0.0),
+        "`objective.temperature` is 0, expected a positive number"
+    );
+    assert_eq!(
+        message(|config| config.temperature = f64::NAN),
+        "`objective.temperature` is NaN, expected a positive number"
+    );
+    assert_eq!(
+        message(|config| config.chunk_positions = 0),
+        "`objective.chunk_positions` is 0, expected a positive number"
+    );
+    assert_eq!(
+        message(|config| config.slot_weight = SlotWeight::ExpDecay(0.0)),
+        "`objective.slot_weight` is 0, expected a positive decay"
+    );
+}
+
+#[test]
+fn settings_survive_a_round_trip() {
+    let config: ObjectiveConfig = serde_json::from_value(json!({
+        "losses": { "ce": 0.1, "tv": 0.9 },
+        "slot_weight": { "step_decay": 0.8 },
+        "normalize": "slots"
+    }))
+    .unwrap();
+    let text = serde_json::to_string(&config).unwrap();
+    assert_eq!(
+        serde_json::from_str::<ObjectiveConfig>(&text).unwrap(),
+        config
+    );
+    assert_eq!(
+        serde_json::from_value::<ObjectiveConfig>(json!({})).unwrap(),
+        ObjectiveConfig::default()
+    );
+}
