@@ -1,0 +1,105 @@
+//! Writes the checkpoint of an untrained EAGLE-3 drafter for a target, and its exports in f32.
+//!
+//! `random_checkpoint TARGET OUT [layers=0,3,5] [vocab=128] [steps=3] [seed=1] [residual=normed]`
+//! writes `OUT/checkpoint` and `OUT/export/<format>`. Norm gains are moved away from one, so that a norm
+//! that an engine skips or swaps shows in the logits. Without `vocab` the draft vocabulary is full.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use burn::tensor::{Device, FloatDType};
+use draftsmith_export::{ExportConfig, ExportDtype, export_all};
+use draftsmith_models::checkpoint::{self, DrafterCard, TemplateRecord};
+use draftsmith_models::drafter::eagle3::Eagle3Config;
+use draftsmith_models::drafter::{AnyDrafter, DrafterConfig, DrafterContext};
+use draftsmith_models::fingerprint::target_fingerprint;
+use draftsmith_models::rng::{Purpose, Stream, stable_hash};
+use draftsmith_models::target::{TargetEnds, TargetSpec};
+use draftsmith_models::vocab::VocabMap;
+use draftsmith_models::weights::{NamedTensor, WeightFolder, write_safetensors};
+use safetensors::tensor::Dtype;
+
+mod support;
+use support::{Outcome, list};
+
+fn main() -> Outcome<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [target, out, options @ ..] = arguments.as_slice() else {
+        return Err("usage: random_checkpoint TARGET OUT [key=value ..]".into());
+    };
+    let options: BTreeMap<&str, &str> =
+        options.iter().filter_map(|text| text.split_once('=')).collect();
+    let (target, out) = (Path::new(target), Path::new(out));
+    let device = Device::flex();
+    let spec = TargetSpec::from_folder(target)?;
+    let weights = WeightFolder::open(target)?;
+    let ends = TargetEnds::load(&weights, &spec, FloatDType::F32, &device)?;
+    let config = DrafterConfig::Eagle3(Eagle3Config {
+        aux_layer_ids: options.get("layers").map(|text| list(text)).transpose()?,
+        ttt_steps: options.get("steps").unwrap_or(&"3").parse()?,
+        norm_before_residual: options.get("residual") == Some(&"normed"),
+        ..Eagle3Config::default()
+    });
+    let seed: u64 = options.get("seed").unwrap_or(&"1").parse()?;
+    let vocab = match options.get("vocab") {
+        None => VocabMap::full(spec.vocab_size),
+        Some(size) => scattered(size.parse()?, spec.vocab_size, seed)?,
+    };
+    let context = DrafterContext {
+        target: &spec,
+        ends: &ends,
+        vocab: &vocab,
+    };
+    let drafter = AnyDrafter::init(&config, context, seed, &device)?;
+    let drafter = perturbed(drafter, seed, &out.join("perturbed.safetensors"))?;
+    let card = DrafterCard {
+        format_version: checkpoint::FORMAT_VERSION,
+        aux_layer_ids: drafter.state_spec().aux_layer_ids,
+        drafter: config,
+        vocab,
+        target: spec,
+        target_fingerprint: target_fingerprint(target)?,
+        template: TemplateRecord::default(),
+        weights_blake3: String::new(),
+        step: 0,
+    };
+    let folder = out.join("checkpoint");
+    checkpoint::save(&folder, &drafter, card)?;
+    let settings = ExportConfig {
+        dtype: ExportDtype::F32,
+        ..ExportConfig::default()
+    };
+    export_all(&folder, target, &out.join("export"), &settings)?;
+    Ok(())
+}
+
+/// `size` ids drawn without replacement.
+fn scattered(size: usize, target_vocab: usize, seed: u64) -> Outcome<VocabMap> {
+    let order = Stream::new(seed, Purpose::Check, 0).permutation(target_vocab);
+    let ids = order.into_iter().take(size).map(|id| id as u32).collect();
+    Ok(VocabMap::new(ids, target_vocab)?)
+}
+
+/// Norm gains uniform in `[0.5, 2)`, by way of a file that is removed again.
+fn perturbed(drafter: AnyDrafter, seed: u64, path: &Path) -> Outcome<AnyDrafter> {
+    let tensors: Vec<NamedTensor> = drafter
+        .to_tensors()
+        .into_iter()
+        .map(|tensor| match tensor.shape.as_slice() {
+            [width] => gain(&tensor.name, *width, seed),
+            _ => tensor,
+        })
+        .collect();
+    write_safetensors(path, &tensors, &[])?;
+    let drafter = drafter.load_tensors(&WeightFolder::open_file(path)?)?;
+    fs_err::remove_file(path)?;
+    Ok(drafter)
+}
+
+fn gain(name: &str, width: usize, seed: u64) -> NamedTensor {
+    let mut stream = Stream::new(seed, Purpose::Check, stable_hash(name));
+    let values: Vec<f32> = (0..width)
+        .map(|_| (0.5 + 1.5 * stream.uniform()) as f32)
+        .collect();
+    NamedTensor::float(name, &[width], &values, Dtype::F32)
+}

@@ -1,0 +1,110 @@
+//! The layout of the published heads: vLLM, SGLang and the llama.cpp converter read it.
+//!
+//! It carries no embedding: engines take the target's. Layer ids are written under both keys of
+//! [`crate::layer_ids`], also when they are the ones an engine would guess.
+
+use draftsmith_models::checkpoint::DrafterCard;
+use draftsmith_models::drafter::DrafterConfig;
+use draftsmith_models::drafter::eagle3::Eagle3Config;
+use serde_json::{Map, Value, json};
+
+use crate::error::ExportError;
+use crate::names::LayerPrefix;
+use crate::source::Source;
+use crate::{Exporter, Layout, d2t, decoder, layer_ids};
+
+/// Layout `native`.
+#[derive(Clone, Copy, Debug)]
+pub struct Native;
+
+impl Exporter for Native {
+    fn name(&self) -> &'static str {
+        "native"
+    }
+
+    fn layout(&self, source: &Source<'_>) -> Result<Layout, ExportError> {
+        match &source.card.drafter {
+            DrafterConfig::Eagle3(config) => eagle3(source, config),
+        }
+    }
+}
+
+fn eagle3(source: &Source<'_>, config: &Eagle3Config) -> Result<Layout, ExportError> {
+    let card = &source.card;
+    let mut tensors = source.tensors(LayerPrefix::Midlayer)?;
+    tensors.extend(d2t::tables(&card.vocab));
+    Ok(Layout {
+        config: Value::Object(eagle3_config(source, config)),
+        tensors,
+        warnings: eagle3_warnings(card, config),
+    })
+}
+
+fn eagle3_config(source: &Source<'_>, config: &Eagle3Config) -> Map<String, Value> {
+    let card = &source.card;
+    let target = &card.target;
+    let mut map = Map::new();
+    map.insert(
+        "architectures".to_owned(),
+        json!(["LlamaForCausalLMEagle3"]),
+    );
+    let intermediate = config.intermediate_size.unwrap_or(target.intermediate_size);
+    map.extend(decoder::keys(target, intermediate));
+    let dtype = source.config.dtype.spelled();
+    let entries = [
+        ("draft_vocab_size", json!(card.vocab.len())),
+        ("rope_theta", json!(target.rope.theta)),
+        ("rope_scaling", decoder::rope_scaling(&target.rope)),
+        ("rope_parameters", decoder::rope_parameters(&target.rope)),
+        ("norm_before_residual", json!(config.norm_before_residual)),
+        ("norm_before_fc", json!(false)),
+        ("fc_norm", json!(false)),
+        ("norm_output", json!(false)),
+        ("num_aux_hidden_states", json!(card.aux_layer_ids.len())),
+        (
+            "eagle_aux_hidden_state_layer_ids",
+            json!(layer_ids::input_ids(&card.aux_layer_ids)),
+        ),
+        (
+            "eagle_config",
+            json!({
+                "use_aux_hidden_state": true,
+                "eagle_aux_hidden_state_layer_ids": card.aux_layer_ids,
+            }),
+        ),
+        ("torch_dtype", json!(dtype)),
+        ("dtype", json!(dtype)),
+    ];
+    map.extend(
+        entries
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value)),
+    );
+    map
+}
+
+/// What some reader of this layout cannot do, although it loads the file.
+fn eagle3_warnings(card: &DrafterCard, config: &Eagle3Config) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if config.norm_before_residual {
+        warnings.push(
+            "`norm_before_residual` is true: vLLM applies it, SGLang and llama.cpp ignore it and \
+             would draft wrongly"
+                .to_owned(),
+        );
+    }
+    if card.aux_layer_ids.last() == Some(&(card.target.num_layers - 1)) {
+        warnings.push(
+            "the output of the target's last block is among the captured layers: vLLM captures it, \
+             SGLang cannot"
+                .to_owned(),
+        );
+    }
+    if card.aux_layer_ids.len() != 3 {
+        warnings.push(format!(
+            "{} layers are captured: the llama.cpp converter needs exactly 3",
+            card.aux_layer_ids.len()
+        ));
+    }
+    warnings
+}

@@ -1,0 +1,219 @@
+//! [`Source`]: a checkpoint that was checked to be whole and to belong to the given target.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use draftsmith_models::checkpoint::{DrafterCard, load_card};
+use draftsmith_models::drafter::eagle3::check_aux_layer_ids;
+use draftsmith_models::error::ModelError;
+use draftsmith_models::file;
+use draftsmith_models::fingerprint::target_fingerprint;
+use draftsmith_models::target::TargetSpec;
+use draftsmith_models::vocab::VocabMap;
+use draftsmith_models::weights::{NamedTensor, WeightFolder};
+use serde_json::Value;
+
+use crate::config::ExportConfig;
+use crate::error::ExportError;
+use crate::names::{LayerPrefix, TensorName, tensor_names};
+
+/// A checkpoint with its target, ready to be renamed.
+#[derive(Debug)]
+pub struct Source<'a> {
+    /// The description of the drafter.
+    pub card: DrafterCard,
+    /// Folder of the target it was trained on.
+    pub target: &'a Path,
+    /// Settings of the export.
+    pub config: &'a ExportConfig,
+    weights: WeightFolder,
+}
+
+const CARD: &str = "drafter.json";
+const WEIGHTS: &str = "drafter.safetensors";
+
+impl<'a> Source<'a> {
+    /// Opens a checkpoint folder and checks everything an export relies on.
+    ///
+    /// # Errors
+    /// [`ExportError`] when a file is missing or damaged, the description contradicts itself, a tensor
+    /// belongs to nothing, or the drafter was trained on another target.
+    pub fn open(
+        checkpoint: &Path,
+        target: &'a Path,
+        config: &'a ExportConfig,
+    ) -> Result<Self, ExportError> {
+        config.validate()?;
+        let card = load_card(checkpoint)?;
+        check_card(&card, checkpoint)?;
+        check_target(&card, checkpoint, target)?;
+        let path = checkpoint.join(WEIGHTS);
+        let bytes = file::read(&path)?;
+        if blake3::hash(&bytes).to_hex().as_str() != card.weights_blake3 {
+            let reason = "its checksum differs from the one in `drafter.json`";
+            return Err(ModelError::malformed(path, "drafter checkpoint", reason).into());
+        }
+        let weights = WeightFolder::from_bytes(&path, bytes)?;
+        refuse_unknown_tensors(&card, &weights, &path)?;
+        Ok(Self {
+            card,
+            target,
+            config,
+            weights,
+        })
+    }
+
+    /// The drafter's tensors under foreign names, in the type of the export.
+    ///
+    /// # Errors
+    /// [`ModelError`] when one is missing, misshapen or not finite.
+    pub fn tensors(&self, prefix: LayerPrefix) -> Result<Vec<NamedTensor>, ExportError> {
+        tensor_names(&self.card, prefix)
+            .iter()
+            .map(|name| self.tensor(name))
+            .collect()
+    }
+
+    fn tensor(&self, name: &TensorName) -> Result<NamedTensor, ExportError> {
+        let values = self.weights.float_data(name.ours, &name.shape)?;
+        Ok(self.named(&name.foreign, &name.shape, &float_values(values)))
+    }
+
+    /// The target's embedding `[V, H]` under the foreign name `name`, from the target's own file.
+    ///
+    /// # Errors
+    /// [`ModelError`] when the target has none of this shape.
+    pub fn embedding(&self, name: &str) -> Result<NamedTensor, ExportError> {
+        let spec = &self.card.target;
+        let shape = [spec.vocab_size, spec.hidden_size];
+        let values = target_tensor(self.target, TARGET_EMBEDDING, &shape)?;
+        Ok(self.named(name, &shape, &values))
+    }
+
+    fn named(&self, name: &str, shape: &[usize], values: &[f32]) -> NamedTensor {
+        NamedTensor::float(name, shape, values, self.config.dtype.element())
+    }
+
+    /// Content of the target's `config.json`.
+    ///
+    /// # Errors
+    /// [`ModelError`] when it cannot be read.
+    pub fn target_config(&self) -> Result<Value, ExportError> {
+        Ok(file::read_json(&self.target.join("config.json"))?)
+    }
+}
+
+/// Name of the embedding in a target's files.
+pub(crate) const TARGET_EMBEDDING: &str = "model.embed_tokens.weight";
+/// Name of the head in a target's files; absent when tied.
+pub(crate) const TARGET_HEAD: &str = "lm_head.weight";
+
+/// One tensor of a target folder as f32, reading only the file that holds it.
+pub(crate) fn target_tensor(
+    folder: &Path,
+    name: &str,
+    shape: &[usize],
+) -> Result<Vec<f32>, ExportError> {
+    #[derive(serde::Deserialize)]
+    struct ShardIndex {
+        weight_map: BTreeMap<String, String>,
+    }
+    let index = folder.join("model.safetensors.index.json");
+    let path = if index.exists() {
+        let index: ShardIndex = file::read_json(&index)?;
+        let shard = index.weight_map.get(name).cloned();
+        folder.join(shard.ok_or_else(|| ModelError::MissingTensor {
+            name: name.to_owned(),
+            path: folder.to_owned(),
+        })?)
+    } else {
+        folder.join("model.safetensors")
+    };
+    let data = WeightFolder::open_file(&path)?.float_data(name, shape)?;
+    Ok(float_values(data))
+}
+
+pub(crate) fn float_values(data: burn::tensor::TensorData) -> Vec<f32> {
+    #[expect(
+        clippy::expect_used,
+        reason = "`float_data` returns f32 values by contract"
+    )]
+    data.try_into_vec::<f32>()
+        .expect("`float_data` returns f32 values")
+}
+
+fn check_card(card: &DrafterCard, checkpoint: &Path) -> Result<(), ExportError> {
+    let path = checkpoint.join(CARD);
+    let refuse = |reason: String| -> Result<(), ExportError> {
+        Err(ModelError::malformed(&path, "drafter description", reason).into())
+    };
+    check_aux_layer_ids(&card.aux_layer_ids, card.target.num_layers)?;
+    let rebuilt = VocabMap::new(card.vocab.target_ids().to_vec(), card.vocab.target_vocab())?;
+    if rebuilt != card.vocab {
+        return refuse("the ids of `vocab` are not strictly increasing".to_owned());
+    }
+    if card.vocab.target_vocab() != card.target.vocab_size {
+        return refuse(format!(
+            "`vocab` is a part of {} tokens, but the target has {}",
+            card.vocab.target_vocab(),
+            card.target.vocab_size
+        ));
+    }
+    Ok(())
+}
+
+fn check_target(card: &DrafterCard, checkpoint: &Path, target: &Path) -> Result<(), ExportError> {
+    let other = |what, expected: String, found: String| ExportError::OtherTarget {
+        checkpoint: checkpoint.to_owned(),
+        target: target.to_owned(),
+        what,
+        expected,
+        found,
+    };
+    let spec = TargetSpec::from_folder(target)?;
+    if spec != card.target {
+        let (expected, found) = first_difference(&card.target, &spec);
+        return Err(other("configuration", expected, found));
+    }
+    let found = target_fingerprint(target)?;
+    if found != card.target_fingerprint {
+        let expected = card.target_fingerprint.clone();
+        return Err(other("fingerprint", expected, found));
+    }
+    Ok(())
+}
+
+/// The first field in which two specifications differ, as `key value` on both sides.
+fn first_difference(expected: &TargetSpec, found: &TargetSpec) -> (String, String) {
+    let fields = |spec: &TargetSpec| serde_json::to_value(spec).unwrap_or_default();
+    let (expected, found) = (fields(expected), fields(found));
+    let keys = expected.as_object().into_iter().flat_map(|map| map.keys());
+    keys.filter(|key| expected[key.as_str()] != found[key.as_str()])
+        .map(|key| {
+            (
+                format!("`{key}` {}", expected[key.as_str()]),
+                format!("`{key}` {}", found[key.as_str()]),
+            )
+        })
+        .next()
+        .unwrap_or_default()
+}
+
+fn refuse_unknown_tensors(
+    card: &DrafterCard,
+    weights: &WeightFolder,
+    path: &Path,
+) -> Result<(), ExportError> {
+    let known = tensor_names(card, LayerPrefix::Midlayer);
+    let unknown = weights
+        .names()
+        .find(|name| known.iter().all(|tensor| tensor.ours != *name));
+    match unknown {
+        None => Ok(()),
+        Some(name) => Err(ExportError::UnexpectedTensor {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            family: card.drafter.family(),
+        }),
+    }
+}
