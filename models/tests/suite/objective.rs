@@ -297,7 +297,7 @@ fn mixtures_weights_and_temperatures_too() {
     }
 }
 
-/// Red under: `seen == positions` in `chunks` never resetting `seen`; `range.start` replaced by 0.
+/// Red under: `range.start` replaced by 0 in `ChunkRows::new`.
 #[test]
 fn chunks_change_nothing() {
     for toy in [Toy::new(None), Toy::reduced()] {
@@ -365,7 +365,7 @@ fn agreeing(mut toy: Toy) -> Toy {
     toy
 }
 
-/// Red under: `rows.q.clone() - p` in `Kl` replaced by `rows.q.clone() - rows.p.clone() * 0.9`.
+/// Red under: `rows.q.clone() - p` in `Kl` replaced by `rows.q.clone() - p * 0.9`.
 #[test]
 fn an_agreeing_drafter_has_no_loss_and_no_gradient() {
     let toy = agreeing(Toy::new(None));

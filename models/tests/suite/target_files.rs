@@ -240,7 +240,7 @@ fn a_key_that_is_not_understood_is_named() {
 }
 
 /// Pitfall 37: nested text settings, another name of the activation, several rope schedules.
-/// Red under: `number("hidden_size")` replaced by `optional_number` with a default.
+/// Red under: a missing `hidden_act` taken as `silu`.
 #[test]
 fn pitfall_37_a_nested_configuration_is_refused_by_key() {
     let nested = config_message(|config| {
