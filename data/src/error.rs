@@ -72,6 +72,78 @@ pub enum DataError {
         /// What is wrong.
         reason: String,
     },
+    /// A state cache was captured under other circumstances than the run asks for.
+    #[error(
+        "the states in `{}` belong to another `{field}`: expected {expected}, found {found}",
+        folder.display()
+    )]
+    OtherCache {
+        /// The cache folder.
+        folder: PathBuf,
+        /// The field of its identity that differs.
+        field: &'static str,
+        /// Value that the run asks for.
+        expected: String,
+        /// Value in the manifest.
+        found: String,
+    },
+    /// The disk cannot hold, or could not hold, the states.
+    #[error("the states need {needed} more bytes in `{}`, but {free} are free", folder.display())]
+    DiskSpace {
+        /// The cache folder.
+        folder: PathBuf,
+        /// Bytes still to be written.
+        needed: u64,
+        /// Bytes free for this user.
+        free: u64,
+    },
+    /// The disk became full while states were written.
+    #[error("no space is left for `{}`", folder.display())]
+    DiskFull {
+        /// The folder written to.
+        folder: PathBuf,
+        /// What the operating system said.
+        #[source]
+        source: Box<ModelError>,
+    },
+    /// A row is not in the state cache.
+    #[error("row `{key}` is not in the state cache `{}`", folder.display())]
+    NotCaptured {
+        /// The row.
+        key: String,
+        /// The cache folder.
+        folder: PathBuf,
+    },
+    /// Ids, marks and states of a row differ in length.
+    #[error("row `{key}` has {ids} token ids, {marks} marks and {states} states")]
+    RowLengths {
+        /// The row.
+        key: String,
+        /// Token ids of the data set row.
+        ids: usize,
+        /// Marks of the data set row (which tokens the target generated).
+        marks: usize,
+        /// Positions with states.
+        states: usize,
+    },
+    /// The states of a row were captured from other tokens.
+    #[error("row `{key}`: its states in `{}` were captured from other token ids", folder.display())]
+    RowTokens {
+        /// The row.
+        key: String,
+        /// The cache folder.
+        folder: PathBuf,
+    },
+    /// A state of the target is NaN or infinite.
+    #[error("row `{key}`, position {position}: the {part} holds a value that is not finite")]
+    StateNotFinite {
+        /// The row.
+        key: String,
+        /// Position in the row, from 0.
+        position: usize,
+        /// `aux state` or `final hidden state`.
+        part: &'static str,
+    },
     /// A setting does not fit the data, the target or another setting.
     #[error("{message}")]
     Setting {
@@ -94,6 +166,19 @@ impl DataError {
             path: path.to_owned(),
             format,
             reason: reason.to_string(),
+        }
+    }
+
+    /// Names a full disk as such; any other error stays what it is.
+    pub(crate) fn or_disk_full(error: ModelError, folder: &Path) -> Self {
+        match &error {
+            ModelError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+                Self::DiskFull {
+                    folder: folder.to_owned(),
+                    source: Box::new(error),
+                }
+            }
+            _ => Self::Model(error),
         }
     }
 
@@ -124,6 +209,21 @@ impl Diagnose for DataError {
             Self::EmptyDataset { .. } => {
                 "see the reasons above; `data.max_len` and `data.files` decide what is kept"
             }
+            Self::OtherCache { .. }
+            | Self::NotCaptured { .. }
+            | Self::RowLengths { .. }
+            | Self::RowTokens { .. } => {
+                "run `draftsmith capture` again, into an empty folder if the old states are still needed"
+            }
+            Self::DiskSpace { .. } => {
+                "free space, capture fewer rows or layers, or set `capture.mode = \"online\"`"
+            }
+            Self::DiskFull { .. } => {
+                "what is finished stays valid: free space and run the same command again"
+            }
+            Self::StateNotFinite { .. } => {
+                "do the target's weights fit its configuration and compute type? then capture again"
+            }
             Self::Format { .. } => "remove it and run the stage that wrote it again",
         };
         Some(text.to_owned())
@@ -132,6 +232,7 @@ impl Diagnose for DataError {
     fn is_user_error(&self) -> bool {
         match self {
             Self::Model(error) => error.is_user_error(),
+            Self::DiskFull { .. } => false,
             _ => true,
         }
     }
