@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use crate::batch::{DraftBatch, index_tensor};
@@ -305,6 +305,59 @@ fn place(slot: &Slot) -> (usize, usize) {
     (slot.row, slot.teacher_position())
 }
 
+/// The target's share of a chunk, one row a distinct teacher position.
+struct TeacherRows {
+    /// `[P, V_draft]`.
+    log_p: Tensor<2>,
+    /// Log-probability of the data token that follows, `[P]`.
+    log_p_token: Tensor<1>,
+    /// Most probable token, absolute id, `[P]`.
+    argmax: Tensor<1, Int>,
+    /// The data token that follows.
+    tokens: Vec<u32>,
+}
+
+impl TeacherRows {
+    fn new(input: &ObjectiveInput<'_>, places: &[(usize, usize)], temperature: f64) -> Self {
+        let device = input.hidden.device();
+        let [_, padded_len, _] = input.batch.states.final_hidden.dims();
+        let flat = input.batch.states.final_hidden.clone().flatten::<2>(0, 1);
+        let at = index_tensor(places.iter().map(|(row, t)| row * padded_len + t), &device);
+        let ends = input.teacher.ends;
+        let logits = ends.scaled_logits(flat.select(0, at), temperature); // [P, V]
+        let log_z = log_sum_exp(logits.clone()); // [P, 1]
+        let tokens: Vec<u32> = places
+            .iter()
+            .map(|&(row, t)| input.batch.tokens.rows[row].ids[t + 1])
+            .collect();
+        let token_ids = ids(&tokens, &device).unsqueeze_dim(1);
+        let log_p_token = logits.clone().gather(1, token_ids) - log_z.clone();
+        let argmax = logits.clone().argmax(1).squeeze_dim::<1>(1);
+        let vocab = input.teacher.vocab;
+        let kept = if vocab.is_full() {
+            logits
+        } else {
+            logits.select(1, ids(vocab.target_ids(), &device))
+        };
+        Self {
+            log_p: kept - log_z,
+            log_p_token: log_p_token.squeeze_dim::<1>(1),
+            argmax,
+            tokens,
+        }
+    }
+
+    /// Draft ids of the data tokens (0 where unknown) and 1 or 0 for known or not, `[P, 1]` each.
+    fn labels(&self, vocab: &VocabMap, device: &Device) -> (Tensor<2, Int>, Tensor<2>) {
+        let draft = |token: &u32| vocab.to_draft(*token);
+        let label: Vec<u32> = self.tokens.iter().map(|x| draft(x).unwrap_or(0)).collect();
+        let is_known = |token: &u32| f32::from(u8::from(draft(token).is_some()));
+        let known: Vec<f32> = self.tokens.iter().map(is_known).collect();
+        let known = Tensor::<1>::from_floats(known.as_slice(), device);
+        (ids(&label, device).unsqueeze_dim(1), known.unsqueeze_dim(1))
+    }
+}
+
 /// Distributions of one chunk of slots.
 struct ChunkRows {
     loss_rows: LossRows,
@@ -317,81 +370,39 @@ struct ChunkRows {
 
 impl ChunkRows {
     fn new(input: &ObjectiveInput<'_>, range: &std::ops::Range<usize>, temperature: f64) -> Self {
-        let slots = &input.slots[range.clone()];
         let device = input.hidden.device();
         let vocab = input.teacher.vocab;
-        let (places, place_of_slot) = distinct_places(slots);
-        let padded_len = input.batch.states.final_hidden.dims()[1];
-        let [rows, _, width] = input.batch.states.final_hidden.dims();
-        let flat = input
-            .batch
-            .states
-            .final_hidden
-            .clone()
-            .reshape([rows * padded_len, width]);
-        let at = index_tensor(places.iter().map(|(row, t)| row * padded_len + t), &device);
-        let logits = input
-            .teacher
-            .ends
-            .logits(flat.select(0, at))
-            .div_scalar(temperature); // [P, V]
-        let log_z = log_sum_exp(logits.clone()); // [P, 1]
-        let tokens: Vec<u32> = places
-            .iter()
-            .map(|&(row, t)| input.batch.tokens.rows[row].ids[t + 1])
-            .collect();
-        let token_ids = ids(&tokens, &device);
-        let log_p_token =
-            logits.clone().gather(1, token_ids.clone().unsqueeze_dim(1)) - log_z.clone();
-        let target_argmax = logits.clone().argmax(1).squeeze_dim::<1>(1);
-        let kept = if vocab.is_full() {
-            logits
-        } else {
-            logits.select(1, ids(vocab.target_ids(), &device))
-        };
-        let log_p = kept - log_z; // [P, V_draft]
-        let draft_labels: Vec<Option<u32>> = tokens.iter().map(|&x| vocab.to_draft(x)).collect();
-        let labels: Vec<u32> = draft_labels
-            .iter()
-            .map(|label| label.unwrap_or(0))
-            .collect();
-        let known: Vec<f32> = draft_labels
-            .iter()
-            .map(|label| f32::from(u8::from(label.is_some())))
-            .collect();
-        let known = Tensor::<1>::from_floats(known.as_slice(), &device);
-
-        // From teacher positions to slots.
-        let spread = index_tensor(place_of_slot.iter().copied(), &device);
-        let log_p = log_p.select(0, spread.clone());
-        let p = log_p.clone().exp();
+        let (places, place_of_slot) = distinct_places(&input.slots[range.clone()]);
+        let teacher = TeacherRows::new(input, &places, temperature);
+        let (label, known) = teacher.labels(vocab, &device);
         let hidden = input.hidden.clone().narrow(0, range.start, range.len());
-        let draft_logits = hidden
-            .clone()
-            .matmul(input.head.clone().transpose())
-            .cast(FloatDType::F32)
-            .div_scalar(temperature);
+        // Dividing the rows instead of the logits spares a pass over `[n, V]`.
+        let scaled = hidden.clone().div_scalar(temperature);
+        let draft_logits = scaled.matmul(input.head.clone().transpose());
+        let draft_logits = draft_logits.cast(FloatDType::F32);
         // The same formula as the teacher's: a drafter that agrees has q = p to the last bit, and only
         // then is the gradient of TV zero.
         let log_q = draft_logits.clone() - log_sum_exp(draft_logits);
         let draft_argmax = absolute(log_q.clone().argmax(1).squeeze_dim::<1>(1), vocab);
+
+        // Several slots share a teacher position: spread its row after the costly functions.
+        let spread = index_tensor(place_of_slot, &device);
+        let p = teacher.log_p.clone().exp();
         Self {
             loss_rows: LossRows {
                 q: log_q.clone().exp(),
                 log_q,
-                kept_mass: p.clone().sum_dim(1),
-                p,
-                log_p,
-                label: ids(&labels, &device)
-                    .select(0, spread.clone())
-                    .unsqueeze_dim(1),
-                label_known: known.select(0, spread.clone()).unsqueeze_dim(1),
+                kept_mass: p.clone().sum_dim(1).select(0, spread.clone()),
+                p: p.select(0, spread.clone()),
+                log_p: teacher.log_p.select(0, spread.clone()),
+                label: label.select(0, spread.clone()),
+                label_known: known.select(0, spread.clone()),
             },
             hidden,
-            log_p_token: log_p_token.squeeze_dim::<1>(1).select(0, spread.clone()),
+            log_p_token: teacher.log_p_token.select(0, spread.clone()),
             draft_argmax,
-            target_argmax: target_argmax.select(0, spread.clone()),
-            token: token_ids.select(0, spread),
+            target_argmax: teacher.argmax.select(0, spread.clone()),
+            token: ids(&teacher.tokens, &device).select(0, spread),
         }
     }
 
@@ -430,7 +441,7 @@ fn distinct_places(slots: &[Slot]) -> (Vec<(usize, usize)>, Vec<usize>) {
     (places, place_of_slot)
 }
 
-fn ids(values: &[u32], device: &burn::tensor::Device) -> Tensor<1, Int> {
+fn ids(values: &[u32], device: &Device) -> Tensor<1, Int> {
     index_tensor(values.iter().map(|&id| id as usize), device)
 }
 

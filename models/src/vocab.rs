@@ -30,11 +30,8 @@ impl VocabMap {
     pub fn new(mut target_ids: Vec<u32>, target_vocab: usize) -> Result<Self, ModelError> {
         target_ids.sort_unstable();
         let repeated = target_ids.windows(2).find(|pair| pair[0] == pair[1]);
-        if let Some(pair) = repeated {
-            return Err(invalid(format!(
-                "the draft vocabulary holds id {} twice",
-                pair[0]
-            )));
+        if let Some([id, ..]) = repeated {
+            return Err(invalid(format!("the draft vocabulary holds id {id} twice")));
         }
         match target_ids.last() {
             None => Err(invalid("the draft vocabulary is empty".to_owned())),

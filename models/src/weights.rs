@@ -64,7 +64,7 @@ impl WeightFolder {
 
     fn open_single(path: &Path) -> Result<Self, ModelError> {
         let mut folder = Self::open_file(&path.join("model.safetensors"))?;
-        folder.path = path.to_owned();
+        path.clone_into(&mut folder.path);
         Ok(folder)
     }
 

@@ -113,16 +113,10 @@ impl TargetSpec {
             return Err(keys.unexpected("model_type", "`llama`, `qwen2` or `qwen3`", &model_type));
         }
         keys.require("hidden_act", &["silu"])?;
-        let mlp_bias = keys.flag("mlp_bias", false)?;
-        if mlp_bias {
-            return Err(keys.unexpected("mlp_bias", "false", "true"));
-        }
-        let attention_bias = keys.flag("attention_bias", false)?;
-        if attention_bias {
-            return Err(keys.unexpected("attention_bias", "false", "true"));
-        }
-        if keys.flag("use_sliding_window", false)? {
-            return Err(keys.unexpected("use_sliding_window", "false", "true"));
+        for key in ["mlp_bias", "attention_bias", "use_sliding_window"] {
+            if keys.flag(key, false)? {
+                return Err(keys.unexpected(key, "false", "true"));
+            }
         }
         if model_type == "llama" {
             keys.refuse_unless_null("sliding_window", "null")?;
@@ -188,14 +182,14 @@ impl TargetSpec {
                 return Err(bad(key, "a positive number", value));
             }
         }
-        if self.num_heads % self.num_kv_heads != 0 {
+        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
             return Err(bad(
                 "num_key_value_heads",
                 "a divisor of num_attention_heads",
                 self.num_kv_heads,
             ));
         }
-        if self.head_dim == 0 || self.head_dim % 2 != 0 {
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
             return Err(bad("head_dim", "a positive even number", self.head_dim));
         }
         Ok(())

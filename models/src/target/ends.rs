@@ -73,8 +73,14 @@ impl TargetEnds {
 
     /// Logits in f32 of final hidden rows `[N, H]` (before the final norm): `[N, V]`.
     pub fn logits(&self, final_hidden: Tensor<2>) -> Tensor<2> {
-        let rows = self.normed(final_hidden).cast(self.head.dtype());
-        rows.matmul(self.head.clone().transpose())
+        self.scaled_logits(final_hidden, 1.0)
+    }
+
+    /// Logits divided by `temperature`, in f32, as [`TargetEnds::logits`].
+    pub fn scaled_logits(&self, final_hidden: Tensor<2>, temperature: f64) -> Tensor<2> {
+        let rows = self.normed(final_hidden).div_scalar(temperature);
+        rows.cast(self.head.dtype())
+            .matmul(self.head.clone().transpose())
             .cast(FloatDType::F32)
     }
 }

@@ -428,7 +428,7 @@ fn scores_say_what_greedy_decoding_would_do() {
                 let expected = q[label as usize].ln();
                 assert!((f64::from(scores.log_q_token[index]) - expected).abs() < 5e-6);
             }
-            None => assert_eq!(scores.log_q_token[index], f32::NEG_INFINITY),
+            None => assert!(scores.log_q_token[index] == f32::NEG_INFINITY),
         }
     }
 }
@@ -476,6 +476,6 @@ fn losses_treat_rows_independently() {
         .collect();
     for (name, value) in alone {
         let together = loss::find(name).unwrap().evaluate(&rows(0..3));
-        assert_eq!(host_values(&together.value)[1], value, "{name}");
+        assert_eq!(host_values(&together.value)[1..2], [value], "{name}");
     }
 }

@@ -64,7 +64,7 @@ fn a_missing_tensor_is_named() {
 fn a_misshapen_tensor_is_named_with_both_shapes() {
     let folder = folder(
         |tensors| {
-            tensor_named(tensors, "model.layers.0.self_attn.k_proj.weight").shape = vec![16, 8]
+            tensor_named(tensors, "model.layers.0.self_attn.k_proj.weight").shape = vec![16, 8];
         },
         unchanged,
     );
