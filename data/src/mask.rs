@@ -249,8 +249,10 @@ impl<'a> RowBuilder<'a> {
         }
         self.text.push_str(piece);
         let ids = &mut self.row.ids;
-        let whole = encode(self.tokenizer, &self.text)?;
-        if whole.starts_with(ids) {
+        if let Some(id) = self.tokenizer.special_id(piece) {
+            // A control token is never part of another token: no need to encode everything again.
+            ids.push(id);
+        } else if let Some(whole) = continued(self.tokenizer, &self.text, ids)? {
             *ids = whole;
         } else {
             ids.extend(encode(self.tokenizer, piece)?);
@@ -267,6 +269,16 @@ impl<'a> RowBuilder<'a> {
         self.row.turns.resize(self.row.ids.len(), turn);
         Ok(())
     }
+}
+
+/// Token ids of the whole text, if they go on from `ids`.
+fn continued(
+    tokenizer: &ChatTokenizer,
+    text: &str,
+    ids: &[u32],
+) -> Result<Option<Vec<u32>>, RowProblem> {
+    let whole = encode(tokenizer, text)?;
+    Ok(whole.starts_with(ids).then_some(whole))
 }
 
 fn encode(tokenizer: &ChatTokenizer, text: &str) -> Result<Vec<u32>, RowProblem> {

@@ -91,6 +91,12 @@ impl ChatTokenizer {
         self.tokenizer.token_to_id(token)
     }
 
+    /// The id of a control token given by its spelling.
+    pub fn special_id(&self, token: &str) -> Option<u32> {
+        let id = self.token_id(token)?;
+        self.special.contains_key(&id).then_some(id)
+    }
+
     /// Ids that end a turn, from `generation_config.json`, `config.json` or the tokenizer's `eos_token`.
     pub fn end_ids(&self) -> &[u32] {
         &self.end_ids

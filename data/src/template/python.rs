@@ -43,7 +43,11 @@ pub(super) fn is_iterable(value: &Value) -> bool {
 }
 
 /// Prints a value as Python does; the engine's own way differs for numbers like 1e20 only.
-pub(super) fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+pub(super) fn print(
+    out: &mut Output<'_>,
+    state: &mut State<'_, '_>,
+    value: &Value,
+) -> Result<(), Error> {
     if value.kind() == ValueKind::Number && !value.is_integer() {
         let mut text = String::new();
         write_number(&mut text, value);

@@ -1,12 +1,13 @@
 //! The data set on disk, its splits, and what is shown of it.
 
 use draftsmith_data::dataset::Dataset;
-use draftsmith_data::error::{DataError, Diagnose};
+use draftsmith_data::error::DataError;
 use draftsmith_data::inspect;
 use draftsmith_data::prepare::DataConfig;
 use draftsmith_data::prompts::{self, PromptSettings};
 use draftsmith_data::source::Roles;
 use draftsmith_data::template::TemplateOptions;
+use draftsmith_models::error::Diagnose;
 use serde_json::{Value, json};
 
 use crate::fixture::{Fixture, PLAIN, chat};
@@ -243,8 +244,23 @@ fn inspection_shows_marks_slots_and_coverage() {
             )
         })
         .collect();
-    assert_eq!(slots, [(2, 0, 262, 2, 115), (2, 1, 115, 3, 2), (3, 0, 115, 3, 2)]);
-    insta::assert_snapshot!(inspect::render_row(&row), @"");
+    assert_eq!(
+        slots,
+        [(2, 0, 262, 2, 115), (2, 1, 115, 3, 2), (3, 0, 115, 3, 2)]
+    );
+    insta::assert_snapshot!(inspect::render_row(&row), @r#"
+    row `a` of rows
+    position       id turn  text
+           0        1    .  "<|start|>"
+           1      101    .  "a"
+           2      262    1  "hell"
+           3      115    1  "o"
+           4        2    1  "<|end|>"
+      anchor    depth    input  teacher    label
+           2        0      262     p[2]      115  "o"
+           2        1      115     p[3]        2  "<|end|>"
+           3        0      115     p[3]        2  "<|end|>"
+    "#);
     let coverage = inspect::coverage(&dataset, 266).unwrap();
     assert_eq!((coverage.distinct, coverage.tokens), (3, 3));
     assert!(inspect::render_coverage(&coverage).starts_with("3 generated tokens, 3 distinct ids"));

@@ -1,7 +1,8 @@
 //! Rows of every key style end in the same form, and nothing vanishes in silence.
 
-use draftsmith_data::error::{DataError, Diagnose};
+use draftsmith_data::error::DataError;
 use draftsmith_data::source::DropReason;
+use draftsmith_models::error::Diagnose;
 use serde_json::{Value, json};
 
 use crate::fixture::{Fixture, PLAIN, chat, config, generated, text};
