@@ -1,0 +1,91 @@
+//! [`CachedSource`]: states captured earlier, read from mapped shards.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn::tensor::{Device, Tensor, TensorData};
+use draftsmith_models::batch::{StateSpec, TargetStates, TokenBatch};
+
+use super::HiddenStateSource;
+use crate::cache::reader::CheckedRow;
+use crate::cache::{CacheIdentity, StateCache};
+use crate::error::DataError;
+
+/// Reads states from a cache; every row is checked each time it is used.
+#[derive(Debug)]
+pub struct CachedSource {
+    cache: StateCache,
+    spec: StateSpec,
+    device: Device,
+    zero_positions: AtomicU64,
+}
+
+impl CachedSource {
+    /// Opens the cache in `folder`; tensors will be made on `device`, which must not track gradients.
+    ///
+    /// # Errors
+    /// As [`StateCache::open`].
+    pub fn open(
+        folder: &Path,
+        expected: &CacheIdentity,
+        device: &Device,
+    ) -> Result<Self, DataError> {
+        let cache = StateCache::open(folder, expected)?;
+        Ok(Self {
+            spec: StateSpec {
+                aux_layer_ids: cache.identity().aux_layer_ids.clone(),
+            },
+            cache,
+            device: device.clone(),
+            zero_positions: AtomicU64::new(0),
+        })
+    }
+
+    /// The cache itself.
+    pub fn cache(&self) -> &StateCache {
+        &self.cache
+    }
+
+    /// Rows `[B, S, width]` of one part, padded with zeros.
+    fn tensor<'a>(&self, parts: impl Iterator<Item = &'a [u8]>, shape: [usize; 3]) -> Tensor<3> {
+        let [num_rows, padded_len, width] = shape;
+        let mut flat = Vec::with_capacity(num_rows * padded_len * width);
+        for (index, bytes) in parts.enumerate() {
+            flat.extend(bytes.chunks_exact(2).map(|b| {
+                // A bf16 number is the upper half of an f32.
+                f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)
+            }));
+            flat.resize((index + 1) * padded_len * width, 0.0);
+        }
+        Tensor::from_data(TensorData::new(flat, shape), &self.device)
+    }
+}
+
+impl HiddenStateSource for CachedSource {
+    fn spec(&self) -> &StateSpec {
+        &self.spec
+    }
+
+    fn states(&self, batch: &TokenBatch) -> Result<TargetStates, DataError> {
+        let rows: Vec<CheckedRow> = batch
+            .rows
+            .iter()
+            .map(|row| self.cache.row(row))
+            .collect::<Result<_, _>>()?;
+        let zeros = rows.iter().map(|row| row.zero_positions).sum();
+        self.zero_positions.fetch_add(zeros, Ordering::Relaxed);
+        let hidden = self.cache.identity().hidden_size;
+        let aux_width = self.spec.aux_layer_ids.len() * hidden;
+        let (num_rows, len) = (batch.num_rows(), batch.padded_len());
+        let aux = rows.iter().map(|row| row.stored.aux.as_slice());
+        let final_hidden = rows.iter().map(|row| row.stored.final_hidden.as_slice());
+        Ok(TargetStates {
+            aux: self.tensor(aux, [num_rows, len, aux_width]),
+            final_hidden: self.tensor(final_hidden, [num_rows, len, hidden]),
+        })
+    }
+
+    fn num_zero_positions(&self) -> u64 {
+        self.zero_positions.load(Ordering::Relaxed)
+    }
+}
