@@ -1,0 +1,139 @@
+//! Gradients of one micro-batch by parameter name, and how two devices differ in them.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use draftsmith_data::hidden::HiddenStateSource;
+use draftsmith_models::weights::host_values;
+
+use crate::error::TrainerError;
+use crate::parts::RowStore;
+use crate::step::Learner;
+
+/// Loss and gradients of one micro-batch.
+#[derive(Clone, Debug)]
+pub struct NamedGradients {
+    /// The normalised loss; 0 without a slot.
+    pub loss: f64,
+    /// Gradient of each trained parameter, flat, by name.
+    pub tensors: Vec<(String, Vec<f32>)>,
+}
+
+/// How the gradient of one parameter differs between two devices.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct TensorDifference {
+    /// Name of the parameter.
+    pub name: String,
+    /// Largest absolute difference over the reference's largest absolute value.
+    pub max_relative: f64,
+    /// Norm over the reference's norm.
+    pub norm_ratio: f64,
+}
+
+impl Learner<'_> {
+    /// Loss and gradients of the rows at `indices`, without an update.
+    ///
+    /// # Errors
+    /// [`TrainerError::Part`] when the states cannot be had.
+    pub fn named_gradients(
+        &self,
+        indices: &[usize],
+        rows: &dyn RowStore,
+        source: &dyn HiddenStateSource,
+    ) -> Result<NamedGradients, TrainerError> {
+        let (gradients, report) = self.gradients(indices, rows, source)?;
+        let mut collector = Collector {
+            gradients: &gradients,
+            path: Vec::new(),
+            tensors: Vec::new(),
+        };
+        self.drafter.visit(&mut collector);
+        Ok(NamedGradients {
+            loss: report.loss.unwrap_or(0.0),
+            tensors: collector.tensors,
+        })
+    }
+}
+
+/// Differences of all tensors of `reference`; a tensor that `other` lacks has ratio 0.
+pub fn differences(reference: &NamedGradients, other: &NamedGradients) -> Vec<TensorDifference> {
+    reference
+        .tensors
+        .iter()
+        .map(|(name, expected)| {
+            let found = other.tensors.iter().find(|(other, _)| other == name);
+            difference(name, expected, found.map_or(&[], |(_, values)| values))
+        })
+        .collect()
+}
+
+fn difference(name: &str, expected: &[f32], found: &[f32]) -> TensorDifference {
+    let at = |index: usize| f64::from(found.get(index).copied().unwrap_or(0.0));
+    let pairs = || {
+        expected
+            .iter()
+            .enumerate()
+            .map(|(i, &e)| (f64::from(e), at(i)))
+    };
+    let largest = pairs().map(|(e, _)| e.abs()).fold(0.0, f64::max);
+    let furthest = pairs().map(|(e, f)| (e - f).abs()).fold(0.0, f64::max);
+    let norm = |square: fn((f64, f64)) -> f64| pairs().map(square).sum::<f64>().sqrt();
+    TensorDifference {
+        name: name.to_owned(),
+        max_relative: ratio(furthest, largest),
+        norm_ratio: ratio(norm(|(_, f)| f * f), norm(|(e, _)| e * e)),
+    }
+}
+
+/// `a / b`; a tensor that is zero on both sides counts as equal.
+fn ratio(a: f64, b: f64) -> f64 {
+    if b > 0.0 { a / b } else { a }
+}
+
+struct Collector<'a> {
+    gradients: &'a GradientsParams,
+    path: Vec<String>,
+    tensors: Vec<(String, Vec<f32>)>,
+}
+
+impl ModuleVisitor for Collector<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.get::<D>(param.id) {
+            self.tensors
+                .push((self.path.join("."), host_values(&gradient)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vanished_or_scaled_gradient_is_seen() {
+        let gradients = |values: &[f32]| NamedGradients {
+            loss: 1.0,
+            tensors: vec![("fc".to_owned(), values.to_vec())],
+        };
+        let reference = gradients(&[1.0, -2.0]);
+        let same = &differences(&reference, &reference)[0];
+        assert!(same.max_relative == 0.0 && (same.norm_ratio - 1.0).abs() < 1e-12);
+        let scaled = &differences(&reference, &gradients(&[1.1, -2.2]))[0];
+        // Exact arithmetic up to the rounding of 1.1 and 2.2 to f32.
+        assert!((scaled.max_relative - 0.1).abs() < 1e-6);
+        assert!((scaled.norm_ratio - 1.1).abs() < 1e-6);
+        let missing = NamedGradients {
+            loss: 1.0,
+            tensors: Vec::new(),
+        };
+        assert!(differences(&reference, &missing)[0].norm_ratio == 0.0);
+    }
+}

@@ -1,0 +1,327 @@
+//! One optimizer step: closed-form objective, one backward pass a micro-batch, clipping, AdamW.
+
+use std::time::{Duration, Instant};
+
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::tensor::{FloatDType, Tensor};
+use draftsmith_data::hidden::HiddenStateSource;
+use draftsmith_models::batch::{DraftBatch, TokenBatch};
+use draftsmith_models::drafter::{AnyDrafter, DraftSlots};
+use draftsmith_models::objective::{Objective, ObjectiveInput, ObjectiveOutput, Teacher};
+use draftsmith_models::slot::{Slot, valid_slots};
+
+use crate::clip::{clip, gradient_norm};
+use crate::config::OptimizerConfig;
+use crate::error::{PartError, TrainerError};
+use crate::order::MicroBatch;
+use crate::parts::RowStore;
+
+/// A drafter with everything that changes it.
+pub struct Learner<'a> {
+    /// The drafter, on a device that tracks gradients.
+    pub drafter: AnyDrafter,
+    /// AdamW with its moments.
+    pub optimizer: ModuleOptimizer,
+    /// What is minimised.
+    pub objective: Objective,
+    /// The frozen target's share of the objective.
+    pub teacher: Teacher<'a>,
+    /// Number type of the drafter's matrix products.
+    pub compute: FloatDType,
+    /// Largest norm of the gradient; 0 for no limit.
+    pub clip_norm: f64,
+}
+
+impl std::fmt::Debug for Learner<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Learner")
+            .field("drafter", &self.drafter.family())
+            .field("objective", &self.objective)
+            .field("compute", &self.compute)
+            .field("clip_norm", &self.clip_norm)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Figures of one depth over an optimizer step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DepthFigures {
+    /// Slots of this depth.
+    pub slots: u64,
+    /// Sum of the losses, unweighted.
+    pub loss: f64,
+    /// Sum of the acceptance probabilities.
+    pub alpha: f64,
+    /// Slots in which drafter and target have the same most probable token.
+    pub argmax_agrees: u64,
+}
+
+/// What happened to the parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// They were updated.
+    Applied,
+    /// No micro-batch had a slot; nothing changed.
+    Empty,
+    /// The gradient of this parameter was not finite; nothing changed.
+    Skipped {
+        /// First parameter at fault.
+        tensor: String,
+    },
+}
+
+/// Where the time of a step went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Phases {
+    /// Target states.
+    pub states: Duration,
+    /// Drafter forward.
+    pub forward: Duration,
+    /// Head, losses and their closed-form gradient.
+    pub objective: Duration,
+    /// Drafter backward.
+    pub backward: Duration,
+    /// Clipping and optimizer.
+    pub update: Duration,
+}
+
+/// Report of one optimizer step.
+#[derive(Clone, Debug)]
+pub struct StepReport {
+    /// Weighted sum of losses over the denominator of the step; absent without slots.
+    pub loss: Option<f64>,
+    /// Figures by depth.
+    pub depths: Vec<DepthFigures>,
+    /// Norm of the gradient before clipping.
+    pub gradient_norm: Option<f64>,
+    /// Real tokens of all micro-batches.
+    pub tokens: u64,
+    /// Micro-batches without a slot.
+    pub empty_batches: u64,
+    /// What happened to the parameters.
+    pub update: Update,
+    /// Where the time went.
+    pub phases: Phases,
+}
+
+impl StepReport {
+    /// Slots of all depths.
+    pub fn slots(&self) -> u64 {
+        self.depths.iter().map(|depth| depth.slots).sum()
+    }
+}
+
+/// AdamW as the settings say; one-dimensional parameters (norm gains) are not decayed.
+pub fn optimizer(config: &OptimizerConfig, drafter: &AnyDrafter) -> ModuleOptimizer {
+    let adamw = AdamWConfig::new()
+        .with_beta_1(config.betas[0] as f32)
+        .with_beta_2(config.betas[1] as f32)
+        .with_epsilon(config.eps as f32)
+        .with_weight_decay(config.weight_decay as f32);
+    let mut gains = Gains(Vec::new());
+    drafter.visit(&mut gains);
+    ModuleOptimizer::from(adamw.build()).with_group(
+        ParamGroup::from_ids(gains.0),
+        adamw.with_weight_decay(0.0).build(),
+        None,
+    )
+}
+
+struct Gains(Vec<ParamId>);
+
+impl ModuleVisitor for Gains {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if D == 1 {
+            self.0.push(param.id);
+        }
+    }
+}
+
+/// A micro-batch with its slots, known from the marks of its tokens alone.
+struct Portion {
+    tokens: TokenBatch,
+    slots: Vec<Slot>,
+}
+
+impl Learner<'_> {
+    /// Takes one optimizer step over all micro-batches.
+    ///
+    /// The denominator is the sum over the whole step, known before the first forward pass, so that
+    /// every slot weighs the same wherever the step was cut.
+    ///
+    /// # Errors
+    /// [`TrainerError::Part`] when the states cannot be had.
+    pub fn step(
+        &mut self,
+        micro_batches: &[MicroBatch],
+        rows: &dyn RowStore,
+        source: &dyn HiddenStateSource,
+        learning_rate: f64,
+    ) -> Result<StepReport, TrainerError> {
+        let portions: Vec<Portion> = micro_batches
+            .iter()
+            .map(|indices| self.portion(indices, rows))
+            .collect();
+        let denominator: f64 = portions
+            .iter()
+            .map(|portion| self.objective.denominator(&portion.slots))
+            .sum();
+        let mut report = self.empty_report(&portions);
+        let mut sum = GradientsAccumulator::new();
+        for portion in portions.into_iter().filter(|p| !p.slots.is_empty()) {
+            let gradients = self.micro_batch(portion, denominator, source, &mut report)?;
+            sum.accumulate(&self.drafter, gradients);
+        }
+        if report.slots() > 0 {
+            self.update(sum.grads(), learning_rate, &mut report);
+        }
+        Ok(report)
+    }
+
+    /// Gradients of one micro-batch, normalised by its own slots, and its figures.
+    pub(crate) fn gradients(
+        &self,
+        indices: &[usize],
+        rows: &dyn RowStore,
+        source: &dyn HiddenStateSource,
+    ) -> Result<(GradientsParams, StepReport), TrainerError> {
+        let portion = self.portion(indices, rows);
+        let mut report = self.empty_report(std::slice::from_ref(&portion));
+        if portion.slots.is_empty() {
+            return Ok((GradientsParams::new(), report));
+        }
+        let denominator = self.objective.denominator(&portion.slots);
+        let gradients = self.micro_batch(portion, denominator, source, &mut report)?;
+        Ok((gradients, report))
+    }
+
+    fn portion(&self, indices: &[usize], rows: &dyn RowStore) -> Portion {
+        let tokens = TokenBatch {
+            rows: indices.iter().map(|&index| rows.row(index)).collect(),
+        };
+        let depths = self.drafter.num_depths();
+        let slots = tokens
+            .rows
+            .iter()
+            .enumerate()
+            .flat_map(|(row, tokens)| valid_slots(&tokens.turns, row, depths))
+            .collect();
+        Portion { tokens, slots }
+    }
+
+    fn empty_report(&self, portions: &[Portion]) -> StepReport {
+        let tokens = portions.iter().flat_map(|portion| &portion.tokens.rows);
+        StepReport {
+            loss: None,
+            depths: vec![DepthFigures::default(); self.drafter.num_depths()],
+            gradient_norm: None,
+            tokens: tokens.map(|row| row.len() as u64).sum(),
+            empty_batches: portions.iter().filter(|p| p.slots.is_empty()).count() as u64,
+            update: Update::Empty,
+            phases: Phases::default(),
+        }
+    }
+
+    /// Gradient of one micro-batch; its graph is consumed before the call returns.
+    fn micro_batch(
+        &self,
+        portion: Portion,
+        denominator: f64,
+        source: &dyn HiddenStateSource,
+        report: &mut StepReport,
+    ) -> Result<GradientsParams, TrainerError> {
+        let mut clock = Clock(Instant::now());
+        let batch = DraftBatch {
+            states: source.states(&portion.tokens).map_err(PartError::new)?,
+            tokens: portion.tokens,
+        };
+        clock.lap(&mut report.phases.states);
+        let drafted = self
+            .drafter
+            .draft_slots(&batch, self.teacher.ends, self.compute);
+        clock.lap(&mut report.phases.forward);
+        let output = self.evaluate(&batch, &drafted, denominator);
+        self.count(&drafted.slots, &output, denominator, report);
+        clock.lap(&mut report.phases.objective);
+        let gradients = self.backward(drafted.hidden, output);
+        clock.lap(&mut report.phases.backward);
+        Ok(gradients)
+    }
+
+    fn evaluate(
+        &self,
+        batch: &DraftBatch,
+        drafted: &DraftSlots,
+        denominator: f64,
+    ) -> ObjectiveOutput {
+        let input = ObjectiveInput {
+            slots: &drafted.slots,
+            hidden: drafted.hidden.clone().inner(),
+            head: self.drafter.head().inner(),
+            batch,
+            teacher: self.teacher.clone(),
+            head_gradient: self.drafter.is_head_trained(),
+        };
+        self.objective.evaluate(input, denominator)
+    }
+
+    /// Layer gradients by one backward pass of `sum(hidden * d loss / d hidden)`; the head's gradient
+    /// is already known in closed form.
+    fn backward(&self, hidden: Tensor<2>, output: ObjectiveOutput) -> GradientsParams {
+        let surrogate = (hidden * output.grad_hidden.autodiff()).sum();
+        let mut gradients = GradientsParams::from_grads(surrogate.backward(), &self.drafter);
+        if let Some(gradient) = output.grad_head {
+            gradients.register(self.drafter.head_param_id(), gradient);
+        }
+        gradients
+    }
+
+    fn count(
+        &self,
+        slots: &[Slot],
+        output: &ObjectiveOutput,
+        denominator: f64,
+        report: &mut StepReport,
+    ) {
+        let weight = self.objective.config().slot_weight;
+        let mut numerator = 0.0;
+        for (index, slot) in slots.iter().enumerate() {
+            let loss = f64::from(output.loss[index]);
+            numerator += weight.at(slot.depth) * loss;
+            let depth = &mut report.depths[slot.depth];
+            depth.slots += 1;
+            depth.loss += loss;
+            depth.alpha += f64::from(output.scores.alpha[index]);
+            depth.argmax_agrees += u64::from(output.scores.argmax_agrees[index]);
+        }
+        *report.loss.get_or_insert(0.0) += numerator / denominator;
+    }
+
+    fn update(&mut self, gradients: GradientsParams, learning_rate: f64, report: &mut StepReport) {
+        let mut clock = Clock(Instant::now());
+        let norm = gradient_norm(&self.drafter, &gradients);
+        report.gradient_norm = Some(norm.norm);
+        report.update = match norm.not_finite {
+            Some(tensor) => Update::Skipped { tensor },
+            None => {
+                let gradients = clip(&self.drafter, gradients, norm.norm, self.clip_norm);
+                self.drafter = self
+                    .optimizer
+                    .step(learning_rate, self.drafter.clone(), gradients);
+                Update::Applied
+            }
+        };
+        clock.lap(&mut report.phases.update);
+    }
+}
+
+struct Clock(Instant);
+
+impl Clock {
+    fn lap(&mut self, phase: &mut Duration) {
+        let now = Instant::now();
+        *phase += now - self.0;
+        self.0 = now;
+    }
+}
