@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{Committed, DraftSlots, DraftState, Drafter, DrafterContext, params};
 use crate::batch::{DraftBatch, StateSpec, index_tensor};
 use crate::error::ModelError;
-use crate::layers::attention::{HeadShape, attend, causal_mask, scores};
+use crate::layers::attention::{Causal, HeadShape, attend, scores};
 use crate::layers::follow;
 use crate::layers::linear::{gated_mlp, linear};
 use crate::layers::norm::rms_norm;
@@ -374,7 +374,7 @@ impl Eagle3 {
         let layer = self.layer(compute);
         let (num_rows, len) = (batch.tokens.num_rows(), batch.tokens.padded_len());
         let input = |x: Tensor<3>| follow(&device, x).cast(compute);
-        let mask = causal_mask(&[0], len, len, &device);
+        let causal = Causal::new(&vec![0; num_rows], len, len);
         let mut hidden = linear(input(batch.states.aux.clone()), layer.fc.clone());
         let mut outputs = Vec::with_capacity(self.shape.num_steps);
         let mut keys: Vec<Tensor<4>> = Vec::new();
@@ -388,7 +388,7 @@ impl Eagle3 {
             let projected = self.project(&layer, embedded, hidden.clone(), &angles);
             keys.push(projected.k);
             values.push(projected.v);
-            let mixed = unrolled_attention(self.shape.heads, projected.q, &keys, &values, &mask);
+            let mixed = unrolled_attention(self.shape.heads, projected.q, &keys, &values, &causal);
             hidden = self.finish(&layer, hidden, mixed);
             outputs.push(
                 rms_norm(hidden.clone(), self.norm.val(), self.shape.eps).cast(FloatDType::F32),
@@ -452,9 +452,9 @@ impl Eagle3 {
         let angles = self.rope.at(positions(&starts, len, &device));
         let projected = self.project(layer, embedded, hidden.clone(), &angles);
         let num_keys = starts.iter().max().copied().unwrap_or(0) + len;
-        let mask = causal_mask(&starts, len, num_keys, &device);
+        let causal = Causal::new(&starts, len, num_keys);
         let (keys, values) = cache.append(0, projected.k, projected.v);
-        let mixed = attend(self.shape.heads, projected.q, keys, values, mask);
+        let mixed = attend(self.shape.heads, projected.q, keys, values, &causal);
         for (row, new) in lens.iter().enumerate() {
             cache.advance(row, *new);
         }
@@ -476,15 +476,16 @@ fn unrolled_attention(
     q: Tensor<4>,
     keys: &[Tensor<4>],
     values: &[Tensor<4>],
-    mask: &Tensor<4>,
+    causal: &Causal,
 ) -> Tensor<4> {
     let [_, _, len, head_dim] = q.dims();
     if keys.len() == 1 {
-        return attend(heads, q, keys[0].clone(), values[0].clone(), mask.clone());
+        return attend(heads, q, keys[0].clone(), values[0].clone(), causal);
     }
     let dtype: FloatDType = q.dtype().into();
     let scale = 1.0 / (head_dim as f64).sqrt();
-    let mut columns = vec![scores(heads, q.clone(), keys[0].clone(), head_dim) + mask.clone()];
+    let past = scores(heads, q.clone(), keys[0].clone(), head_dim);
+    let mut columns = vec![past + causal.mask(&q.device())];
     for key in &keys[1..] {
         let diagonal = (q.clone() * repeat_heads(heads, key.clone()))
             .sum_dim(3)

@@ -1,6 +1,10 @@
 //! Scaled dot-product attention with grouped key-value heads, in the composed form.
 
+use std::sync::OnceLock;
+
 use burn::tensor::{Device, FloatDType, Tensor, TensorData, activation};
+
+use crate::host;
 
 /// Added to a score that must not be attended to; finite, so that a padded row stays finite.
 pub const MASKED: f32 = -1e30;
@@ -50,21 +54,54 @@ impl HeadShape {
     }
 }
 
-/// `softmax(q k^T / sqrt(D) + mask) v`.
+/// Which keys each query sees: query `i` of row `b` stands at position `starts[b] + i` and sees the keys
+/// at positions up to its own.
+#[derive(Clone, Debug)]
+pub struct Causal {
+    starts: Vec<usize>,
+    len: usize,
+    num_keys: usize,
+    mask: OnceLock<Tensor<4>>,
+}
+
+impl Causal {
+    /// `len` queries a row after `starts[b]` earlier keys, among `num_keys` keys.
+    pub fn new(starts: &[usize], len: usize, num_keys: usize) -> Self {
+        Self { starts: starts.to_vec(), len, num_keys, mask: OnceLock::new() }
+    }
+
+    /// The additive mask `[B, 1, S, T]` on `device`, made once.
+    pub fn mask(&self, device: &Device) -> Tensor<4> {
+        let make = || causal_mask(&self.starts, self.len, self.num_keys, device);
+        self.mask.get_or_init(make).clone()
+    }
+
+    /// Softmax of scores `[B, heads, S, T]` over the visible keys.
+    pub fn softmax(&self, scores: Tensor<4>) -> Tensor<4> {
+        let (shape, device) = (scores.dims(), scores.device());
+        if !host::is_host(&scores) {
+            return activation::softmax(scores + self.mask(&device), 3);
+        }
+        let mut values = host::take(scores);
+        host::softmax::causal_softmax(&mut values, &self.starts, self.len, self.num_keys);
+        host::give(values, shape, &device)
+    }
+}
+
+/// `softmax(q k^T / sqrt(D)) v` over the visible keys.
 ///
-/// `q` `[B, heads, S, D]`, `k` and `v` `[B, kv heads, T, D]`, `mask` `[B or 1, 1, S, T]` additive.
-/// Returns `[B, heads, S, D]`; the softmax is computed in f32.
+/// `q` `[B, heads, S, D]`, `k` and `v` `[B, kv heads, T, D]`. Returns `[B, heads, S, D]`; the softmax is
+/// computed in f32.
 pub fn attend(
     shape: HeadShape,
     q: Tensor<4>,
     k: Tensor<4>,
     v: Tensor<4>,
-    mask: Tensor<4>,
+    causal: &Causal,
 ) -> Tensor<4> {
     let [_, _, len, head_dim] = q.dims();
     let dtype: FloatDType = q.dtype().into();
-    let scores = scores(shape, q, k, head_dim) + mask;
-    let weights = activation::softmax(scores, 3).cast(dtype);
+    let weights = causal.softmax(scores(shape, q, k, head_dim)).cast(dtype);
     let mixed = shape.fold_queries(weights).matmul(v);
     shape.unfold_queries(mixed, len)
 }
@@ -80,9 +117,7 @@ pub fn scores(shape: HeadShape, q: Tensor<4>, k: Tensor<4>, head_dim: usize) -> 
     shape.unfold_queries(folded, len).cast(FloatDType::F32)
 }
 
-/// Additive mask `[B, 1, S, T]`: query `i` of row `b` stands at position `starts[b] + i` and sees the
-/// keys at positions up to its own.
-pub fn causal_mask(starts: &[usize], len: usize, num_keys: usize, device: &Device) -> Tensor<4> {
+fn causal_mask(starts: &[usize], len: usize, num_keys: usize, device: &Device) -> Tensor<4> {
     let mut values = Vec::with_capacity(starts.len() * len * num_keys);
     for start in starts {
         for query in 0..len {

@@ -6,7 +6,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::batch::{StateSpec, TargetStates};
 use crate::error::ModelError;
-use crate::layers::attention::{HeadShape, attend, causal_mask};
+use crate::layers::attention::{Causal, HeadShape, attend};
 use crate::layers::linear::{gated_mlp, linear};
 use crate::layers::norm::rms_norm;
 use crate::layers::rope::{RopeAngles, RopeTable};
@@ -183,18 +183,19 @@ impl TargetModel {
         let [_, len] = ids.dims();
         let angles = self.rope.at(positions(starts, len, &self.device));
         let num_keys = starts.iter().max().copied().unwrap_or(0) + len;
-        let mask = causal_mask(starts, len, num_keys, &self.device);
+        let causal = Causal::new(starts, len, num_keys);
         let mut hidden = self.ends.embed(ids);
         let mut captured = Vec::with_capacity(want.aux_layer_ids.len());
         for (index, block) in self.blocks.iter().enumerate() {
             let layer_cache = cache.as_deref_mut().map(|cache| (cache, index));
-            hidden = block.forward(&self.spec, hidden, &angles, &mask, layer_cache);
+            hidden = block.forward(&self.spec, hidden, &angles, &causal, layer_cache);
             if want.aux_layer_ids.contains(&index) {
                 captured.push(hidden.clone());
             }
         }
         let aux = match captured.len() {
-            0 => hidden.clone().narrow(2, 0, 0),
+            // No block is captured, as in plain generation: `[B, S, 0]`, which `narrow` refuses to make.
+            0 => Tensor::zeros([hidden.dims()[0], len, 0], (&self.device, hidden.dtype())),
             _ => Tensor::cat(captured, 2),
         };
         TargetStates {
@@ -219,7 +220,7 @@ impl Block {
         spec: &TargetSpec,
         hidden: Tensor<3>,
         angles: &RopeAngles,
-        mask: &Tensor<4>,
+        causal: &Causal,
         cache: Option<(&mut KvCache, usize)>,
     ) -> Tensor<3> {
         let heads = spec.heads();
@@ -240,7 +241,7 @@ impl Block {
             Some((cache, layer)) => cache.append(layer, k, v),
             None => (k, v),
         };
-        let mixed = HeadShape::merge(attend(heads, q, k, v, mask.clone()));
+        let mixed = HeadShape::merge(attend(heads, q, k, v, causal));
         let hidden = hidden + linear(mixed, self.o.clone());
         let x = rms_norm(hidden.clone(), self.mlp_norm.clone(), eps);
         hidden + gated_mlp(x, self.gate.clone(), self.up.clone(), self.down.clone())

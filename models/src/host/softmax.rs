@@ -1,0 +1,74 @@
+//! Causal softmax over attention scores in place.
+
+use rayon::prelude::*;
+
+use super::exp::exp;
+
+/// Softmax of each row of `scores`, flat `[B, heads, S, T]`, over the keys it may see; zero elsewhere.
+///
+/// Row `i` of sequence `b` stands at position `starts[b] + i` and sees keys `0 ..= starts[b] + i`.
+pub fn causal_softmax(scores: &mut [f32], starts: &[usize], len: usize, num_keys: usize) {
+    let rows_per_sequence = scores.len() / num_keys / starts.len().max(1);
+    let rows_per_task = (super::TASK_LEN / num_keys).max(1);
+    scores.par_chunks_mut(rows_per_task * num_keys).enumerate().for_each(|(task, rows)| {
+        for (index, row) in rows.chunks_exact_mut(num_keys).enumerate() {
+            let row_index = task * rows_per_task + index;
+            let start = starts[row_index / rows_per_sequence];
+            let visible = (start + row_index % len + 1).min(num_keys);
+            let (seen, unseen) = row.split_at_mut(visible);
+            softmax_row(seen);
+            unseen.fill(0.0);
+        }
+    });
+}
+
+/// Softmax of one row in place.
+pub fn softmax_row(row: &mut [f32]) {
+    let max = row_max(row);
+    let mut lanes = [0.0_f32; 16];
+    for chunk in row.chunks_mut(16) {
+        for (x, lane) in chunk.iter_mut().zip(&mut lanes) {
+            *x = exp(*x - max);
+            *lane += *x;
+        }
+    }
+    let scale = 1.0 / lanes.iter().sum::<f32>();
+    for x in row {
+        *x *= scale;
+    }
+}
+
+/// Largest value of a row, minus infinity for an empty one.
+pub fn row_max(row: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    for chunk in row.chunks(16) {
+        for (x, lane) in chunk.iter().zip(&mut lanes) {
+            *lane = if *x > *lane { *x } else { *lane };
+        }
+    }
+    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_row_sums_to_one_over_visible_keys_only() {
+        let (starts, heads, len, keys) = ([3, 0], 2, 4, 7);
+        let mut scores: Vec<f32> =
+            (0..2 * heads * len * keys).map(|i| ((i * 37) % 11) as f32 - 5.0).collect();
+        let before = scores.clone();
+        causal_softmax(&mut scores, &starts, len, keys);
+        for (index, row) in scores.chunks(keys).enumerate() {
+            let visible = (starts[index / (heads * len)] + index % len + 1).min(keys);
+            assert!(row[visible..].iter().all(|&p| p.to_bits() == 0));
+            let old = &before[index * keys..index * keys + visible];
+            let total: f64 = old.iter().map(|&x| f64::from(x).exp()).sum();
+            for (p, x) in row.iter().zip(old) {
+                // Relative error of exp, of the sum of at most 7 terms, and two roundings.
+                assert!((f64::from(*p) - f64::from(*x).exp() / total).abs() < 1e-6);
+            }
+        }
+    }
+}
