@@ -1,5 +1,6 @@
 //! What can go wrong while measuring a drafter.
 
+use draftsmith_data::error::DataError;
 use draftsmith_models::error::{Diagnose, ModelError};
 
 /// An error of this crate.
@@ -8,6 +9,9 @@ pub enum EvalError {
     /// A model, checkpoint or file is at fault.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The states of the target could not be had.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// A setting is outside its range or names something unknown.
     #[error("{message}")]
     Setting {
@@ -72,6 +76,7 @@ impl Diagnose for EvalError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Model(error) => error.hint(),
+            Self::Data(error) => error.hint(),
             Self::Setting { hint, .. } => Some(hint.clone()),
             Self::PromptLength { .. } => {
                 Some("lower `eval.max_new_tokens` or remove the prompt".to_owned())
@@ -94,6 +99,7 @@ impl Diagnose for EvalError {
     fn is_user_error(&self) -> bool {
         match self {
             Self::Model(error) => error.is_user_error(),
+            Self::Data(error) => error.is_user_error(),
             Self::Interrupted => false,
             _ => true,
         }

@@ -7,6 +7,7 @@
 //! it needs far less text than decoding, and it needs no caches. Training validates with it.
 
 use burn::tensor::FloatDType;
+use draftsmith_data::hidden::HiddenStateSource;
 use draftsmith_models::batch::{DraftBatch, TargetStates, TokenBatch, TokenRow};
 use draftsmith_models::drafter::AnyDrafter;
 use draftsmith_models::objective::{Objective, ObjectiveInput, SlotScores, Teacher};
@@ -109,6 +110,35 @@ impl ExactReport {
     pub fn tau(&self) -> f64 {
         self.by_gamma.last().map_or(1.0, |entry| entry.tau)
     }
+}
+
+/// Measures a drafter on `rows`, whose marked tokens the target generated.
+///
+/// All gammas from 1 to the drafter's number of depths are computed at once. Rows without a round are
+/// skipped.
+///
+/// # Errors
+/// [`EvalError`] when the states cannot be had, a score is not a number, or no row has a round.
+pub fn exact(
+    candidate: Candidate<'_>,
+    source: &dyn HiddenStateSource,
+    rows: &[TokenRow],
+    settings: &ExactSettings,
+) -> Result<ExactReport, EvalError> {
+    let wanted = candidate.drafter.state_spec();
+    if *source.spec() != wanted {
+        return Err(EvalError::setting(
+            format!(
+                "the states hold layers {:?}, but the drafter reads {:?}",
+                source.spec().aux_layer_ids,
+                wanted.aux_layer_ids
+            ),
+            "capture the states again for this drafter, or set its `aux_layer_ids`",
+        ));
+    }
+    exact_with(candidate, rows, settings, |tokens| {
+        Ok(source.states(tokens)?)
+    })
 }
 
 /// [`exact`] with states from any function of the tokens.

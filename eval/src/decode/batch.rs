@@ -312,7 +312,10 @@ impl<'a, 'p> Batch<'a, 'p> {
         }
         for (row, finish) in std::mem::take(&mut self.rows).into_iter().zip(finishes) {
             match finish {
-                Some(finish) => done[row.place] = Some(row.into_record(finish)),
+                Some(finish) => {
+                    let place = row.place;
+                    done[place] = Some(row.into_record(finish));
+                }
                 None => self.rows.push(row),
             }
         }

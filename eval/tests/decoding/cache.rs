@@ -120,8 +120,8 @@ impl Proposer for Forced<'_> {
 }
 
 /// Pitfall 69: the drafter's cache holds only states of committed tokens after each verification.
-/// Red under: `self.observed` not used for the rollback, that is `state.cache.truncate(row, observed)` left
-/// out of `observe` in `models/src/drafter/eagle3.rs`.
+/// Red under: `state.observed = state.cache.lens().to_vec();` put in front of `observe` in `commit` of
+/// `propose/drafter.rs`, which keeps the drafted entries.
 #[test]
 fn pitfall_69_the_drafter_state_equals_a_recomputation_before_each_round() {
     let target = target();

@@ -1,12 +1,15 @@
 //! The exact evaluator against real decoding.
 
+use std::sync::Arc;
+
 use burn::tensor::FloatDType;
+use draftsmith_data::hidden::OnlineSource;
 use draftsmith_eval::acceptance::Acceptance;
 use draftsmith_eval::decode::{DecodeSettings, Sequence, SequenceRecord};
 use draftsmith_eval::error::EvalError;
-use draftsmith_eval::exact::{Candidate, ExactReport, ExactSettings, exact_with};
+use draftsmith_eval::exact::{Candidate, ExactReport, ExactSettings, exact, exact_with};
 use draftsmith_eval::propose::DrafterProposer;
-use draftsmith_models::batch::TokenRow;
+use draftsmith_models::batch::{StateSpec, TokenRow};
 use draftsmith_models::drafter::AnyDrafter;
 use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
@@ -169,4 +172,33 @@ fn the_largest_gamma_is_the_drafters_number_of_depths() {
     let drafted = drafter.draft_slots(&batch, target.ends(), FloatDType::F32);
     let deepest = drafted.slots.iter().map(|slot| slot.depth).max().unwrap();
     assert_eq!(deepest + 1, drafter.num_depths());
+}
+
+#[test]
+fn states_of_other_layers_are_refused() {
+    let target = Arc::new(target());
+    let vocab = VocabMap::full(VOCAB);
+    let drafter = drafter(&target, &vocab);
+    let text = plain(&target, &prompts(3), &settings(0.0, 4));
+    let rows = rows(&prompts(3), &text);
+    let candidate = Candidate {
+        drafter: &drafter,
+        ends: target.ends(),
+        vocab: &vocab,
+    };
+    let settings = ExactSettings {
+        batch_rows: 3,
+        chunk_positions: 7,
+        ..ExactSettings::default()
+    };
+    let source = |aux_layer_ids: Vec<usize>| {
+        OnlineSource::new(Arc::clone(&target), StateSpec { aux_layer_ids }).unwrap()
+    };
+    let found = exact(candidate, &source(vec![0, 1, 2]), &rows, &settings).unwrap();
+    assert_eq!(found, measure(&target, (&drafter, &vocab), &rows, 1.0));
+    let refused = exact(candidate, &source(vec![0, 2]), &rows, &settings);
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "the states hold layers [0, 2], but the drafter reads [0, 1, 2]"
+    );
 }
