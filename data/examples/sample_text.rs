@@ -63,7 +63,11 @@ fn print_all(
             .decode(&continuation.ids, true)
             .map_err(|e| e.to_string())?;
         let kind = format!("temperature {}", sampling.temperature);
-        writeln!(out, "## {kind}: {prompt}\n{text} [{:?}]\n", continuation.finish)?;
+        writeln!(
+            out,
+            "## {kind}: {prompt}\n{text} [{:?}]\n",
+            continuation.finish
+        )?;
     }
     Ok(())
 }

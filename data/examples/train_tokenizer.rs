@@ -26,7 +26,13 @@ use tokenizers::{AddedToken, Tokenizer};
 /// Entries of the vocabulary, special tokens included.
 const VOCAB_SIZE: usize = 2048;
 /// Ids 0 to 4. `<|mask|>` is reserved for block drafters: no template and no text writes it.
-const SPECIAL: [&str; 5] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<|pad|>"];
+const SPECIAL: [&str; 5] = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|mask|>",
+    "<|pad|>",
+];
 /// Longest text the target was made for.
 const MAX_LENGTH: usize = 512;
 /// One row in this many is held out.
@@ -84,7 +90,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let tokenizer = train(&texts.train).map_err(|e| e.to_string())?;
     let encode = |texts: &[String]| -> Result<Vec<Vec<u32>>, String> {
         let one = |text: &String| tokenizer.encode_fast(text.as_str(), false);
-        let ids = texts.iter().map(|text| one(text).map(|e| e.get_ids().to_vec()));
+        let ids = texts
+            .iter()
+            .map(|text| one(text).map(|e| e.get_ids().to_vec()));
         ids.collect::<Result<_, _>>().map_err(|e| e.to_string())
     };
     file::write_json(

@@ -4,8 +4,7 @@ use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, activation};
 use draftsmith_models::batch::index_tensor;
 use draftsmith_models::error::ModelError;
-use draftsmith_models::layers::attention::{HeadShape, attend, causal_mask};
-use draftsmith_models::layers::follow;
+use draftsmith_models::layers::attention::{Causal, HeadShape, attend};
 use draftsmith_models::layers::linear::{gated_mlp, linear};
 use draftsmith_models::layers::norm::rms_norm;
 use draftsmith_models::layers::rope::{RopeAngles, RopeTable};
@@ -20,10 +19,6 @@ use super::batches::TokenRows;
 /// Standard deviation of the initial matrices; those that write to the residual stream get it
 /// divided by the square root of their number.
 const INIT_SCALE: f64 = 0.02;
-
-/// Added to scores of later tokens: a weight near 1e-26, which `exp` computes without its slow
-/// underflow path (half of all scores are masked).
-const HIDDEN_SCORE: f32 = -60.0;
 
 /// Where the first values come from.
 pub(crate) enum Source<'a> {
@@ -74,7 +69,12 @@ impl TinyLlama {
             .map(|index| make.block(&spec, index))
             .collect::<Result<_, _>>()?;
         let plain = device.clone().inner();
-        let rope = RopeTable::new(&spec.rope, spec.head_dim, spec.max_position_embeddings, &plain);
+        let rope = RopeTable::new(
+            &spec.rope,
+            spec.head_dim,
+            spec.max_position_embeddings,
+            &plain,
+        );
         Ok(Self {
             embedding: make.matrix(
                 "model.embed_tokens.weight",
@@ -93,10 +93,8 @@ impl TinyLlama {
         let device = self.embedding.val().device();
         let plain = device.clone().inner();
         let (num_rows, len) = (rows.num_rows(), rows.len());
-        let ids = Tensor::<2, Int>::from_data(
-            TensorData::new(rows.inputs(), [num_rows, len]),
-            &device,
-        );
+        let ids =
+            Tensor::<2, Int>::from_data(TensorData::new(rows.inputs(), [num_rows, len]), &device);
         let hidden = self.hidden(ids, &plain).flatten::<2>(0, 1);
         let places = index_tensor(rows.label_places(), &device);
         let logits = hidden
@@ -117,15 +115,14 @@ impl TinyLlama {
             .rope
             .at(positions(&vec![0; num_rows], len, plain))
             .follow(&device);
-        let mask = causal_mask(&[0], len, len, plain).clamp_min(HIDDEN_SCORE);
-        let mask = follow(&device, mask);
+        let causal = Causal::new(&vec![0; num_rows], len, len);
         let embedded = self
             .embedding
             .val()
             .select(0, ids.reshape([num_rows * len]))
             .reshape([num_rows, len, self.spec.hidden_size]);
         let hidden = self.blocks.iter().fold(embedded, |hidden, block| {
-            block.forward(&self.spec, hidden, &angles, &mask)
+            block.forward(&self.spec, hidden, &angles, &causal)
         });
         rms_norm(hidden, self.norm.val(), self.spec.rms_norm_eps)
     }
@@ -160,14 +157,14 @@ impl Block {
         spec: &TargetSpec,
         hidden: Tensor<3>,
         angles: &RopeAngles,
-        mask: &Tensor<4>,
+        causal: &Causal,
     ) -> Tensor<3> {
         let heads = spec.heads();
         let x = rms_norm(hidden.clone(), self.input_norm.val(), spec.rms_norm_eps);
         let q = HeadShape::split(linear(x.clone(), self.q.val()), heads.num_heads);
         let k = HeadShape::split(linear(x.clone(), self.k.val()), heads.num_kv_heads);
         let v = HeadShape::split(linear(x, self.v.val()), heads.num_kv_heads);
-        let mixed = attend(heads, angles.rotate(q), angles.rotate(k), v, mask.clone());
+        let mixed = attend(heads, angles.rotate(q), angles.rotate(k), v, causal);
         let hidden = hidden + linear(HeadShape::merge(mixed), self.o.val());
         let x = rms_norm(hidden.clone(), self.mlp_norm.val(), spec.rms_norm_eps);
         hidden + gated_mlp(x, self.gate.val(), self.up.val(), self.down.val())
