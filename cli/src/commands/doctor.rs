@@ -1,0 +1,155 @@
+//! `draftsmith doctor`: do device, target, tokenizer, template and drafter belong together?
+
+use burn::tensor::Tensor;
+use draftsmith_data::tokenizer::ChatTokenizer;
+use draftsmith_models::batch::{DraftBatch, TokenBatch, TokenRow};
+use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
+use draftsmith_models::parity::{Rounds, replay};
+use draftsmith_models::rng::{Purpose, Stream};
+use draftsmith_models::vocab::VocabMap;
+use serde::Serialize;
+
+use crate::run_file::DrafterRun;
+use crate::session::Session;
+use crate::stages;
+
+/// Largest difference between training and decoding logits, relative to the largest logit: f32 sums of
+/// a few thousand terms in two orders differ by about 1e-5.
+const PARITY_TOLERANCE: f32 = 1e-4;
+/// Rows and tokens of the made-up batch for the parity gate.
+const CHECK_ROWS: u64 = 2;
+const CHECK_LEN: usize = 24;
+
+/// Outcome of one check.
+#[derive(Debug, Serialize)]
+struct Check {
+    name: String,
+    passed: bool,
+    detail: String,
+}
+
+/// Runs all checks; fails when one of them does.
+pub(crate) fn doctor(session: &Session) -> anyhow::Result<()> {
+    let mut checks = vec![device_check(session)];
+    checks.extend(tokenizer_checks(session));
+    for run in &session.run_file().drafter.0 {
+        checks.push(parity_check(session, run)?);
+    }
+    session.console().value(&checks, || describe(&checks))?;
+    let failed = checks.iter().filter(|check| !check.passed).count();
+    anyhow::ensure!(failed == 0, "{failed} of {} checks failed", checks.len());
+    Ok(())
+}
+
+fn describe(checks: &[Check]) -> String {
+    let lines: Vec<String> = checks
+        .iter()
+        .map(|check| {
+            let verdict = if check.passed { "ok  " } else { "FAIL" };
+            format!("{verdict} {}: {}", check.name, check.detail)
+        })
+        .collect();
+    lines.join("\n")
+}
+
+/// A sum of which every term is known exactly.
+fn device_check(session: &Session) -> Check {
+    let sum = Tensor::<1>::ones([4096], session.device()).sum();
+    let found = draftsmith_models::weights::host_values(&sum);
+    Check {
+        name: "device".to_owned(),
+        passed: found == [4096.0],
+        detail: format!(
+            "`{}` adds 4096 ones to {found:?}",
+            session.run_file().run.device
+        ),
+    }
+}
+
+fn tokenizer_checks(session: &Session) -> Vec<Check> {
+    let tokenizer = match stages::tokenizer(session) {
+        Ok(tokenizer) => tokenizer,
+        Err(error) => {
+            return vec![Check {
+                name: "tokenizer".to_owned(),
+                passed: false,
+                detail: format!("{error:#}"),
+            }];
+        }
+    };
+    let vocab_size = session.spec().vocab_size;
+    let fits = tokenizer.check_vocab(vocab_size);
+    vec![
+        Check {
+            name: "tokenizer".to_owned(),
+            passed: fits.is_ok(),
+            detail: fits.map_or_else(
+                |error| error.to_string(),
+                |()| format!("{} of {vocab_size} ids", tokenizer.vocab_size()),
+            ),
+        },
+        end_check(session, &tokenizer),
+        Check {
+            name: "chat template".to_owned(),
+            passed: tokenizer.template_if_any().is_some(),
+            detail: match tokenizer.template_if_any() {
+                Some(template) => format!("{} characters", template.source().len()),
+                None => "the target folder has none".to_owned(),
+            },
+        },
+    ]
+}
+
+fn end_check(session: &Session, tokenizer: &ChatTokenizer) -> Check {
+    let known = tokenizer.end_ids();
+    let agree = session
+        .spec()
+        .eos_token_ids
+        .iter()
+        .all(|id| known.contains(id));
+    Check {
+        name: "end tokens".to_owned(),
+        passed: !known.is_empty() && agree,
+        detail: format!("{known:?}"),
+    }
+}
+
+/// A fresh drafter must compute the same logits in a training row and step by step.
+fn parity_check(session: &Session, run: &DrafterRun) -> anyhow::Result<Check> {
+    let target = session.target()?;
+    let vocab = VocabMap::full(session.spec().vocab_size);
+    let context = DrafterContext {
+        target: session.spec(),
+        ends: target.ends(),
+        vocab: &vocab,
+    };
+    let drafter = AnyDrafter::init(&run.config, context, 0, session.device())?;
+    let tokens = made_up_rows(session.spec().vocab_size);
+    let ids = tokens.ids(session.device());
+    let states = target.forward(ids, &drafter.state_spec());
+    let batch = DraftBatch { tokens, states };
+    let parity = replay(&drafter, &batch, target.ends(), Rounds::Varying);
+    Ok(Check {
+        name: format!("parity of `{}`", run.family()),
+        passed: parity.holds(PARITY_TOLERANCE),
+        detail: format!(
+            "{} slots, largest difference {:.1e} of logits up to {:.1}",
+            parity.num_slots, parity.max_abs_diff, parity.max_abs_logit
+        ),
+    })
+}
+
+fn made_up_rows(vocab_size: usize) -> TokenBatch {
+    let row = |number: u64| {
+        let mut stream = Stream::new(0, Purpose::Check, number);
+        let len = CHECK_LEN - 5 * number as usize;
+        TokenRow {
+            key: format!("check {number}"),
+            ids: (0..len).map(|_| stream.below(vocab_size) as u32).collect(),
+            turns: (0..len).map(|t| u32::from(t >= 4)).collect(),
+        }
+    };
+    TokenBatch {
+        rows: (0..CHECK_ROWS).map(row).collect(),
+    }
+}

@@ -1,0 +1,182 @@
+//! `capture`: hidden states of the target on disk, when `[capture] mode = "cached"`.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use draftsmith_data::cache::format::MANIFEST;
+use draftsmith_data::cache::{
+    CacheIdentity, CacheManifest, CaptureJob, CaptureMode, capture, discard,
+};
+use draftsmith_data::dataset::Dataset;
+use draftsmith_data::hidden::{CachedSource, HiddenStateSource, OnlineSource};
+use draftsmith_models::batch::{StateSpec, TokenRow};
+use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
+use draftsmith_models::vocab::VocabMap;
+
+use crate::progress::Progress;
+use crate::session::Session;
+use crate::stage::{Inputs, Stage, hash_section};
+
+/// The stage.
+#[derive(Debug)]
+pub(crate) struct Capture;
+
+impl Stage for Capture {
+    fn name(&self) -> &'static str {
+        "capture"
+    }
+
+    fn needs(&self) -> &'static [&'static dyn Stage] {
+        &[&super::regenerate::Regenerate]
+    }
+
+    fn inputs(&self, session: &Session) -> anyhow::Result<Inputs> {
+        let config = &session.run_file().capture;
+        let mut inputs = Inputs::from([("[capture]".to_owned(), hash_section(config)?)]);
+        if is_cached(session) {
+            inputs.insert(
+                "target".to_owned(),
+                session.target_fingerprint()?.to_owned(),
+            );
+            let dtype = session.run_file().target.dtype;
+            inputs.insert("[target]".to_owned(), hash_section(&dtype)?);
+            let families = &session.run_file().drafter;
+            inputs.insert("[drafter]".to_owned(), hash_section(families)?);
+        }
+        Ok(inputs)
+    }
+
+    fn outputs(&self, session: &Session) -> anyhow::Result<Vec<PathBuf>> {
+        if !is_cached(session) {
+            return Ok(Vec::new());
+        }
+        let specs = layer_sets(session)?;
+        let folders = specs.iter().map(|ids| folder(session, ids).join(MANIFEST));
+        Ok(folders.collect())
+    }
+
+    fn execute(&self, session: &Session) -> anyhow::Result<()> {
+        if !is_cached(session) {
+            session
+                .console()
+                .detail("capture: the target runs beside the training, nothing is stored");
+            return Ok(());
+        }
+        let dataset = super::dataset(session)?;
+        for ids in layer_sets(session)? {
+            capture_one(session, &dataset, &ids)?;
+        }
+        Ok(())
+    }
+}
+
+/// The source of states that `[capture]` asks for, giving the blocks `aux_layer_ids`.
+pub(super) fn source(
+    session: &Session,
+    aux_layer_ids: &[usize],
+) -> anyhow::Result<Box<dyn HiddenStateSource>> {
+    if is_cached(session) {
+        let identity = identity(session, &super::dataset(session)?, aux_layer_ids)?;
+        let folder = folder(session, aux_layer_ids);
+        let source = CachedSource::open(&folder, &identity, session.device())?;
+        return Ok(Box::new(source));
+    }
+    let spec = StateSpec {
+        aux_layer_ids: aux_layer_ids.to_vec(),
+    };
+    Ok(Box::new(OnlineSource::new(session.shared_target()?, spec)?))
+}
+
+fn is_cached(session: &Session) -> bool {
+    session.run_file().capture.mode == CaptureMode::Cached
+}
+
+/// One folder for each set of captured blocks, so that drafters which read the same ones share it.
+fn folder(session: &Session, aux_layer_ids: &[usize]) -> PathBuf {
+    let ids: Vec<String> = aux_layer_ids.iter().map(ToString::to_string).collect();
+    let name = format!("layers-{}", ids.join("-"));
+    session.folder().join("states").join(name)
+}
+
+/// The sets of blocks that the drafters of the run read.
+fn layer_sets(session: &Session) -> anyhow::Result<BTreeSet<Vec<usize>>> {
+    let vocab = VocabMap::full(session.spec().vocab_size);
+    let mut sets = BTreeSet::new();
+    for run in &session.run_file().drafter.0 {
+        let context = DrafterContext {
+            target: session.spec(),
+            ends: session.target()?.ends(),
+            vocab: &vocab,
+        };
+        let drafter = AnyDrafter::init(&run.config, context, 0, session.device())?;
+        sets.insert(drafter.state_spec().aux_layer_ids);
+    }
+    Ok(sets)
+}
+
+fn identity(
+    session: &Session,
+    dataset: &Dataset,
+    aux_layer_ids: &[usize],
+) -> anyhow::Result<CacheIdentity> {
+    let manifest = dataset.manifest();
+    Ok(CacheIdentity {
+        target_fingerprint: session.target_fingerprint()?.to_owned(),
+        aux_layer_ids: aux_layer_ids.to_vec(),
+        hidden_size: session.spec().hidden_size,
+        tokenizer_blake3: manifest.tokenizer_blake3.clone(),
+        template: manifest.template.clone(),
+        dataset_blake3: manifest.data_blake3.clone(),
+        max_len: manifest.max_len,
+        compute_dtype: session.run_file().target.dtype.name().to_owned(),
+    })
+}
+
+fn capture_one(session: &Session, dataset: &Dataset, ids: &[usize]) -> anyhow::Result<()> {
+    let identity = identity(session, dataset, ids)?;
+    let rows: Vec<TokenRow> = (0..dataset.len()).map(|row| dataset.row(row)).collect();
+    let total = dataset.manifest().tokens as u64;
+    let progress = Progress::new(session.console(), "capture", Some(total), "tokens");
+    let folder = folder(session, ids);
+    let job = CaptureJob {
+        identity: &identity,
+        config: &session.run_file().capture,
+        folder: &folder,
+    };
+    discard_stale(session, &folder, &identity)?;
+    let report = capture(session.target()?, &rows, job, &mut |at| {
+        progress.set(at.done_tokens);
+        !session.interrupt().is_asked()
+    })?;
+    progress.finish(report.captured_tokens);
+    if !report.is_complete {
+        let file = session.file_name();
+        session.interrupt().check(&format!(
+            "finished shards stay; `draftsmith capture {file}` continues"
+        ))?;
+    }
+    if report.zero_positions > 0 {
+        session.console().warn(&format!(
+            "{} positions have states that are all zero",
+            report.zero_positions
+        ));
+    }
+    Ok(())
+}
+
+/// Removes states of earlier data or settings; those of another target are left for the user to decide.
+fn discard_stale(session: &Session, folder: &Path, identity: &CacheIdentity) -> anyhow::Result<()> {
+    if !folder.join(MANIFEST).exists() {
+        return Ok(());
+    }
+    let old = CacheManifest::read(folder)?.identity;
+    let is_same_target = old.target_fingerprint == identity.target_fingerprint;
+    if is_same_target && identity.difference(&old).is_some() {
+        session.console().say(&format!(
+            "capture: states in `{}` belong to earlier data or settings and are removed",
+            folder.display()
+        ));
+        discard(folder)?;
+    }
+    Ok(())
+}

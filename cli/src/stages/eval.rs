@@ -1,0 +1,241 @@
+//! `eval`: trained drafters, their untrained selves and the baselines, by real decoding.
+
+use std::cell::Cell;
+use std::path::PathBuf;
+
+use draftsmith_data::prompts::{self, PromptSettings};
+use draftsmith_data::source::Roles;
+use draftsmith_eval::config::SuiteConfig;
+use draftsmith_eval::decode::Sequence;
+use draftsmith_eval::error::EvalError;
+use draftsmith_eval::report::{DrafterRecord, FORMAT_VERSION, Report, TargetRecord};
+use draftsmith_eval::suite::{NamedDrafter, Suite, SuiteRun, run};
+use draftsmith_models::checkpoint::{self, DrafterCard};
+use draftsmith_models::drafter::AnyDrafter;
+
+use crate::errors::CliError;
+use crate::progress::Progress;
+use crate::session::Session;
+use crate::stage::{Inputs, Stage, hash_section};
+
+/// The stage.
+#[derive(Debug)]
+pub(crate) struct Eval;
+
+impl Stage for Eval {
+    fn name(&self) -> &'static str {
+        "eval"
+    }
+
+    fn needs(&self) -> &'static [&'static dyn Stage] {
+        &[&super::train::Train]
+    }
+
+    fn inputs(&self, session: &Session) -> anyhow::Result<Inputs> {
+        let config = &session.run_file().eval;
+        let mut inputs = Inputs::from([("[eval]".to_owned(), hash_section(config)?)]);
+        for suite in &config.suites {
+            super::hash_file(&suite.file, &mut inputs)?;
+        }
+        Ok(inputs)
+    }
+
+    fn outputs(&self, session: &Session) -> anyhow::Result<Vec<PathBuf>> {
+        Ok(vec![report_path(session)])
+    }
+
+    fn execute(&self, session: &Session) -> anyhow::Result<()> {
+        let loaded = load_drafters(session)?;
+        let drafters: Vec<NamedDrafter<'_>> = loaded.iter().map(Loaded::named).collect();
+        let stop_ids = super::stop_ids(session)?;
+        let suites = suites(session)?;
+        let input = SuiteRun {
+            target: session.target()?,
+            stop_ids: &stop_ids,
+            suites: &suites,
+            drafters: &drafters,
+            config: &session.run_file().eval,
+        };
+        let progress = Progress::new(session.console(), "eval", None, "tokens");
+        let (before, latest, decodes) = (Cell::new(0), Cell::new(0), Cell::new(0));
+        let entries = run(&input, &mut |at| {
+            if at.decodes_done != decodes.get() {
+                decodes.set(at.decodes_done);
+                before.set(before.get() + latest.get());
+            }
+            latest.set(at.decode.tokens as u64);
+            let note = format!(
+                "{} of {}: {} at T={} on {}",
+                at.decodes_done + 1,
+                at.decodes,
+                at.proposer,
+                at.temperature,
+                at.suite
+            );
+            progress.set_with(before.get() + latest.get(), &note);
+            !session.interrupt().is_asked()
+        });
+        let entries = entries.map_err(|error| interrupted(error, session))?;
+        progress.finish(before.get() + latest.get());
+        let report = Report {
+            format_version: FORMAT_VERSION,
+            generator: format!("draftsmith {}", env!("CARGO_PKG_VERSION")),
+            device: session.run_file().run.device.to_string(),
+            target: target_record(session, &stop_ids)?,
+            template: super::template(session)?,
+            settings: session.run_file().eval.clone(),
+            drafters: loaded.iter().map(Loaded::record).collect(),
+            entries,
+            exact: Vec::new(),
+        };
+        report.write(&report_path(session))?;
+        Ok(())
+    }
+}
+
+/// `eval/report.json` of the run folder.
+pub(crate) fn report_path(session: &Session) -> PathBuf {
+    session.folder().join("eval").join("report.json")
+}
+
+fn interrupted(error: EvalError, session: &Session) -> anyhow::Error {
+    if session.interrupt().is_asked() {
+        let file = session.file_name();
+        return CliError::Interrupted(format!(
+            "no report was written; `draftsmith eval {file}` starts it again"
+        ))
+        .into();
+    }
+    error.into()
+}
+
+/// A drafter with its name in the report.
+struct Loaded {
+    name: String,
+    drafter: AnyDrafter,
+    card: DrafterCard,
+}
+
+impl Loaded {
+    fn named(&self) -> NamedDrafter<'_> {
+        NamedDrafter {
+            name: self.name.clone(),
+            drafter: &self.drafter,
+            vocab: &self.card.vocab,
+        }
+    }
+
+    fn record(&self) -> DrafterRecord {
+        DrafterRecord {
+            name: self.name.clone(),
+            family: self.drafter.family().to_owned(),
+            step: self.card.step,
+            draft_vocab: self.card.vocab.len(),
+            weights_blake3: self.card.weights_blake3.clone(),
+        }
+    }
+}
+
+fn load_drafters(session: &Session) -> anyhow::Result<Vec<Loaded>> {
+    let mut loaded = Vec::new();
+    for drafter in &session.run_file().drafter.0 {
+        let family = drafter.family().to_owned();
+        let trained = super::train::chosen_checkpoint(session, drafter)?;
+        let untrained = super::train::untrained_folder(session, drafter);
+        loaded.push(load(session, family.clone(), trained)?);
+        loaded.push(load(session, format!("{family} untrained"), untrained)?);
+    }
+    Ok(loaded)
+}
+
+fn load(session: &Session, name: String, folder: PathBuf) -> anyhow::Result<Loaded> {
+    let ends = session.target()?.ends();
+    let (drafter, card) = checkpoint::load(&folder, ends, session.device())?;
+    let expected = session.target_fingerprint()?;
+    if card.target_fingerprint != expected {
+        return Err(CliError::usage(
+            format!(
+                "`{}` was trained on another target: fingerprint {}, expected {expected}",
+                folder.display(),
+                card.target_fingerprint
+            ),
+            "set `target.path` to the target it belongs to, or train again with `--out`",
+        )
+        .into());
+    }
+    Ok(Loaded {
+        name,
+        drafter,
+        card,
+    })
+}
+
+/// The prompts of `[eval] suites`, or those of the validation rows when there are none.
+fn suites(session: &Session) -> anyhow::Result<Vec<Suite>> {
+    let configured = &session.run_file().eval.suites;
+    if configured.is_empty() {
+        return Ok(vec![validation_suite(session)?]);
+    }
+    configured
+        .iter()
+        .map(|suite| read_suite(session, suite))
+        .collect()
+}
+
+fn read_suite(session: &Session, suite: &SuiteConfig) -> anyhow::Result<Suite> {
+    let config = &session.run_file().data;
+    let eval = &session.run_file().eval;
+    let roles = Roles::new(&config.roles)?;
+    let room = eval.max_new_tokens + eval.gamma;
+    let settings = PromptSettings {
+        roles: &roles,
+        options: &config.template_options,
+        limit: suite.limit,
+        max_len: session.spec().max_position_embeddings.saturating_sub(room),
+    };
+    let tokenizer = super::tokenizer(session)?;
+    let read = prompts::read(std::slice::from_ref(&suite.file), &tokenizer, &settings)?;
+    let dropped = read.counts.read - read.counts.kept;
+    if dropped > 0 {
+        session.console().warn(&format!(
+            "suite `{}`: {dropped} of {} rows dropped ({})",
+            suite.name,
+            read.counts.read,
+            read.counts.reasons()
+        ));
+    }
+    let prompts = read.prompts.into_iter().map(|prompt| Sequence {
+        id: prompt.key,
+        prompt: prompt.ids,
+    });
+    Ok(Suite {
+        name: suite.name.clone(),
+        prompts: prompts.collect(),
+    })
+}
+
+fn validation_suite(session: &Session) -> anyhow::Result<Suite> {
+    let dataset = super::dataset(session)?;
+    let split = super::split(session, &dataset);
+    let prompts = split.validation.iter().map(|&index| Sequence {
+        id: dataset.key(index).to_owned(),
+        prompt: dataset.row(index).ids[..dataset.prompt_len(index)].to_vec(),
+    });
+    Ok(Suite {
+        name: "validation".to_owned(),
+        prompts: prompts.collect(),
+    })
+}
+
+fn target_record(session: &Session, stop_ids: &[u32]) -> anyhow::Result<TargetRecord> {
+    let spec = session.spec();
+    Ok(TargetRecord {
+        fingerprint: session.target_fingerprint()?.to_owned(),
+        model_type: spec.model_type.clone(),
+        dtype: session.run_file().target.dtype.name().to_owned(),
+        num_layers: spec.num_layers,
+        hidden_size: spec.hidden_size,
+        vocab_size: spec.vocab_size,
+        stop_ids: stop_ids.to_vec(),
+    })
+}

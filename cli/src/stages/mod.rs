@@ -1,0 +1,90 @@
+//! The stages of a run, in order, and what several of them read.
+
+pub(crate) mod capture;
+pub(crate) mod eval;
+pub(crate) mod export;
+mod parts;
+pub(crate) mod prepare;
+pub(crate) mod regenerate;
+pub(crate) mod train;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use draftsmith_data::dataset::{Dataset, SplitIndices};
+use draftsmith_data::tokenizer::ChatTokenizer;
+use draftsmith_models::checkpoint::TemplateRecord;
+use draftsmith_models::file;
+
+use crate::session::Session;
+use crate::stage::{Inputs, Stage};
+
+/// All stages; each needs only earlier ones.
+pub(crate) const STAGES: &[&dyn Stage] = &[
+    &prepare::Prepare,
+    &regenerate::Regenerate,
+    &capture::Capture,
+    &train::Train,
+    &eval::Eval,
+    &export::Export,
+];
+
+/// Seed of the choice of validation rows; fixed, so that every run on the same rows splits alike.
+const SPLIT_SEED: u64 = 0;
+
+/// Tokenizer and template of the target.
+pub(crate) fn tokenizer(session: &Session) -> anyhow::Result<ChatTokenizer> {
+    let tokenizer = ChatTokenizer::load(&session.run_file().target.path)?;
+    tokenizer.check_vocab(session.spec().vocab_size)?;
+    Ok(tokenizer)
+}
+
+/// Tokens that end an answer: those of the target's configuration and of its tokenizer.
+pub(crate) fn stop_ids(session: &Session) -> anyhow::Result<Vec<u32>> {
+    let mut ids = tokenizer(session)?.end_ids().to_vec();
+    ids.extend(&session.spec().eos_token_ids);
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
+/// Template and options of the run.
+pub(crate) fn template(session: &Session) -> anyhow::Result<TemplateRecord> {
+    let tokenizer = tokenizer(session)?;
+    let options = &session.run_file().data.template_options;
+    Ok(tokenizer
+        .template_if_any()
+        .map_or_else(TemplateRecord::default, |template| template.record(options)))
+}
+
+/// Folder of the rows that drafters train on.
+pub(crate) fn dataset_folder(session: &Session) -> PathBuf {
+    session.folder().join("data").join("rows")
+}
+
+/// The rows that drafters train on.
+pub(crate) fn dataset(session: &Session) -> anyhow::Result<Dataset> {
+    Ok(Dataset::open(&dataset_folder(session))?)
+}
+
+/// Training and validation rows.
+pub(crate) fn split(session: &Session, dataset: &Dataset) -> SplitIndices {
+    dataset.split(session.run_file().data.validation_fraction, SPLIT_SEED)
+}
+
+/// blake3 of every data file, by path as written in the run file.
+pub(crate) fn data_hashes(session: &Session) -> anyhow::Result<BTreeMap<String, String>> {
+    let mut hashes = Inputs::new();
+    let config = &session.run_file().data;
+    for path in config.files.iter().chain(&config.ids_files) {
+        hash_file(path, &mut hashes)?;
+    }
+    Ok(hashes)
+}
+
+/// Adds the blake3 of a file to the inputs of a stage.
+pub(crate) fn hash_file(path: &Path, inputs: &mut Inputs) -> anyhow::Result<()> {
+    let hash = blake3::hash(&file::read(path)?).to_hex().to_string();
+    inputs.insert(format!("`{}`", path.display()), hash);
+    Ok(())
+}

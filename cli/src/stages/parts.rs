@@ -1,0 +1,164 @@
+//! What the trainer is given beside rows and states: a validator and an observer.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use draftsmith_data::hidden::HiddenStateSource;
+use draftsmith_eval::exact::{Candidate, ExactSettings, exact};
+use draftsmith_models::batch::TokenRow;
+use draftsmith_models::checkpoint::DrafterCard;
+use draftsmith_models::drafter::AnyDrafter;
+use draftsmith_models::target::TargetEnds;
+use draftsmith_models::vocab::VocabMap;
+use draftsmith_trainer::Summary;
+use draftsmith_trainer::error::PartError;
+use draftsmith_trainer::observe::{Observer, Progress as StepProgress};
+use draftsmith_trainer::order::Plan;
+use draftsmith_trainer::parts::{Validation, Validator};
+
+use crate::console::Console;
+use crate::progress::Progress;
+use crate::run_file::DrafterRun;
+use crate::session::Session;
+
+/// The exact evaluator on the validation rows.
+pub(super) struct ExactValidator<'a> {
+    source: Box<dyn HiddenStateSource + 'a>,
+    ends: &'a TargetEnds,
+    vocab: VocabMap,
+    rows: Vec<TokenRow>,
+    settings: ExactSettings,
+}
+
+impl<'a> ExactValidator<'a> {
+    /// A validator, unless no row was set aside.
+    pub(super) fn new(
+        session: &'a Session,
+        drafter: &DrafterRun,
+        rows: Vec<TokenRow>,
+        card: &DrafterCard,
+    ) -> anyhow::Result<Option<Self>> {
+        if rows.is_empty() {
+            session
+                .console()
+                .warn("no validation row was set aside: the newest checkpoint counts as the best");
+            return Ok(None);
+        }
+        let objective = session.run_file().objective_of(drafter);
+        Ok(Some(Self {
+            source: super::capture::source(session, &card.aux_layer_ids)?,
+            ends: session.target()?.ends(),
+            vocab: card.vocab.clone(),
+            rows,
+            settings: ExactSettings {
+                temperature: objective.temperature,
+                text_temperature: super::regenerate::text_temperature(session),
+                chunk_positions: objective.chunk_positions,
+                resamples: 0,
+                ..ExactSettings::default()
+            },
+        }))
+    }
+}
+
+impl Validator for ExactValidator<'_> {
+    fn validate(&mut self, drafter: &AnyDrafter) -> Result<Validation, PartError> {
+        let candidate = Candidate {
+            drafter,
+            ends: self.ends,
+            vocab: &self.vocab,
+        };
+        let report = exact(candidate, self.source.as_ref(), &self.rows, &self.settings)
+            .map_err(PartError::new)?;
+        let taus = report
+            .by_gamma
+            .iter()
+            .map(|entry| (format!("tau_gamma_{}", entry.gamma), entry.tau));
+        let accepted = report.acceptance_by_depth.iter().enumerate();
+        let accepted = accepted
+            .filter_map(|(depth, share)| Some((format!("acceptance/depth_{depth}"), (*share)?)));
+        Ok(Validation {
+            figures: taus.chain(accepted).collect(),
+            score: report.tau(),
+        })
+    }
+}
+
+/// Shows a training run as a bar or as lines.
+pub(super) struct BarObserver<'a> {
+    console: &'a Console,
+    family: Arc<str>,
+    bar: Option<Progress<'a>>,
+}
+
+impl<'a> BarObserver<'a> {
+    /// An observer of the training of one family.
+    pub(super) fn new(console: &'a Console, family: &str) -> Self {
+        Self {
+            console,
+            family: Arc::from(family),
+            bar: None,
+        }
+    }
+
+    /// Ends with a line on the whole run.
+    pub(super) fn finish(self, summary: &Summary) {
+        if let Some(bar) = self.bar {
+            bar.finish(summary.step);
+        }
+        if let Some(best) = summary.best {
+            self.console.say(&format!(
+                "train {}: best validation tau {:.3} after step {}",
+                self.family, best.score, best.step
+            ));
+        }
+    }
+}
+
+impl Observer for BarObserver<'_> {
+    fn plan(&mut self, plan: &Plan) {
+        let label = format!("train {}", self.family);
+        self.console.say(&format!(
+            "{label}: {} rows, {} tokens an epoch, {} steps",
+            plan.rows, plan.tokens_per_epoch, plan.steps
+        ));
+        self.bar = Some(Progress::new(
+            self.console,
+            label,
+            Some(plan.steps),
+            "steps",
+        ));
+    }
+
+    fn step(&mut self, progress: &StepProgress) {
+        let figure = |value: Option<f64>| value.map_or("-".to_owned(), |x| format!("{x:.3}"));
+        let note = format!(
+            "loss {}, acceptance {}, {:.0} tok/s",
+            figure(progress.loss),
+            figure(progress.alpha),
+            progress.tokens_per_second
+        );
+        if let Some(bar) = &self.bar {
+            bar.set_with(progress.step, &note);
+        }
+    }
+
+    fn validation(&mut self, step: u64, validation: &Validation) {
+        self.console.say(&format!(
+            "train {}: step {step}, validation tau {:.3}",
+            self.family, validation.score
+        ));
+    }
+
+    fn checkpoint(&mut self, step: u64, path: &Path) {
+        self.console.detail(&format!(
+            "train {}: step {step} saved in `{}`",
+            self.family,
+            path.display()
+        ));
+    }
+
+    fn notice(&mut self, message: &str) {
+        self.console.warn(message);
+    }
+}

@@ -1,0 +1,152 @@
+//! `regenerate`: the target answers the prompts, and its answers become the rows to train on.
+
+use std::path::PathBuf;
+
+use draftsmith_data::inspect;
+use draftsmith_data::prepare::{DataConfig, prepare};
+use draftsmith_data::prompts::{self, PromptSettings, Prompts};
+use draftsmith_data::regenerate::{Answerer, RegenerateConfig, regenerate};
+use draftsmith_data::source::Roles;
+
+use crate::errors::CliError;
+use crate::progress::Progress;
+use crate::session::Session;
+use crate::stage::{Inputs, Stage, hash_section};
+
+/// The stage.
+#[derive(Debug)]
+pub(crate) struct Regenerate;
+
+impl Stage for Regenerate {
+    fn name(&self) -> &'static str {
+        "regenerate"
+    }
+
+    fn needs(&self) -> &'static [&'static dyn Stage] {
+        &[&super::prepare::Prepare]
+    }
+
+    fn inputs(&self, session: &Session) -> anyhow::Result<Inputs> {
+        let run_file = session.run_file();
+        let section = hash_section(&run_file.regenerate)?;
+        let mut inputs = Inputs::from([("[regenerate]".to_owned(), section)]);
+        if run_file.regenerate.is_some() {
+            let dtype = hash_section(&run_file.target.dtype)?;
+            inputs.insert("[target]".to_owned(), dtype);
+        }
+        Ok(inputs)
+    }
+
+    fn outputs(&self, session: &Session) -> anyhow::Result<Vec<PathBuf>> {
+        if session.run_file().regenerate.is_none() {
+            return Ok(Vec::new());
+        }
+        Ok(vec![answers_path(session), super::dataset_folder(session)])
+    }
+
+    fn execute(&self, session: &Session) -> anyhow::Result<()> {
+        let Some(settings) = &session.run_file().regenerate else {
+            session
+                .console()
+                .detail("regenerate: no `[regenerate]`, the answers of the data are used");
+            return Ok(());
+        };
+        answer(session, settings)?;
+        let config = DataConfig {
+            files: vec![answers_path(session)],
+            ids_files: Vec::new(),
+            max_rows: None,
+            ..session.run_file().data.clone()
+        };
+        let tokenizer = super::tokenizer(session)?;
+        let dataset = prepare(&config, &tokenizer, &super::dataset_folder(session))?;
+        session
+            .console()
+            .say(inspect::render_counts(&dataset).trim_end());
+        Ok(())
+    }
+}
+
+fn answers_path(session: &Session) -> PathBuf {
+    session.folder().join("data").join("answers.jsonl")
+}
+
+/// Reads the prompts, so that mistakes in them show before anything is written.
+///
+/// # Errors
+/// A damaged line, or no prompt left.
+pub(super) fn check_prompts(session: &Session, settings: &RegenerateConfig) -> anyhow::Result<()> {
+    let read = read_prompts(session, settings)?;
+    session.console().say(&format!(
+        "prepare: {} prompts of {} rows{}",
+        read.counts.kept,
+        read.counts.read,
+        if read.counts.kept < read.counts.read {
+            format!(", dropped: {}", read.counts.reasons())
+        } else {
+            String::new()
+        }
+    ));
+    Ok(())
+}
+
+fn read_prompts(session: &Session, settings: &RegenerateConfig) -> anyhow::Result<Prompts> {
+    let config = &session.run_file().data;
+    let roles = Roles::new(&config.roles)?;
+    let longest = config.max_len.min(session.spec().max_position_embeddings);
+    let prompt_settings = PromptSettings {
+        roles: &roles,
+        options: &config.template_options,
+        limit: config.max_rows,
+        max_len: longest.saturating_sub(settings.max_new_tokens),
+    };
+    let tokenizer = super::tokenizer(session)?;
+    let read = prompts::read(&config.files, &tokenizer, &prompt_settings)?;
+    if read.prompts.is_empty() {
+        return Err(CliError::usage(
+            format!(
+                "`data.files` holds no usable prompt: {} rows read, none kept{}",
+                read.counts.read,
+                if read.counts.read > 0 {
+                    format!(" ({})", read.counts.reasons())
+                } else {
+                    String::new()
+                }
+            ),
+            "each line is one JSON object with `conversations` that holds a user turn",
+        )
+        .into());
+    }
+    Ok(read)
+}
+
+fn answer(session: &Session, settings: &RegenerateConfig) -> anyhow::Result<()> {
+    let read = read_prompts(session, settings)?;
+    let tokenizer = super::tokenizer(session)?;
+    let answerer = Answerer {
+        target: session.target()?,
+        fingerprint: session.target_fingerprint()?,
+        tokenizer: &tokenizer,
+    };
+    let progress = Progress::new(session.console(), "regenerate", None, "tokens");
+    let out = answers_path(session);
+    let report = regenerate(answerer, &read.prompts, settings, &out, &mut |at| {
+        let note = format!("{} of {} prompts", at.done_rows, at.num_rows);
+        progress.set_with(at.new_tokens, &note);
+        !session.interrupt().is_asked()
+    })?;
+    progress.finish(report.new_tokens);
+    if !report.is_complete {
+        let file = session.file_name();
+        session.interrupt().check(&format!(
+            "finished answers stay; `draftsmith regenerate {file}` continues"
+        ))?;
+    }
+    Ok(())
+}
+
+/// Temperature of the training text: that of `[regenerate]`, or 1 for text of unknown origin.
+pub(super) fn text_temperature(session: &Session) -> f64 {
+    let settings = session.run_file().regenerate.as_ref();
+    settings.map_or(1.0, |settings| settings.sampling.temperature)
+}

@@ -1,0 +1,240 @@
+//! `train`: every drafter of the run file, one after the other, on the same rows and states.
+
+use std::path::PathBuf;
+
+use burn::module::Module;
+use burn::tensor::Device;
+use draftsmith_data::dataset::Dataset;
+use draftsmith_models::checkpoint::{self, DrafterCard};
+use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
+use draftsmith_models::vocab::VocabMap;
+use draftsmith_trainer::checkpoint as run_checkpoint;
+use draftsmith_trainer::parts::DatasetRows;
+use draftsmith_trainer::{Outcome, Parts, Resume, RunSettings, Summary, train};
+use serde_json::json;
+
+use super::parts::{BarObserver, ExactValidator};
+use crate::errors::CliError;
+use crate::run_file::{DraftVocab, DrafterRun};
+use crate::session::{Restart, Session};
+use crate::stage::{Inputs, Stage, hash_section};
+
+/// The stage.
+#[derive(Debug)]
+pub(crate) struct Train;
+
+impl Stage for Train {
+    fn name(&self) -> &'static str {
+        "train"
+    }
+
+    fn needs(&self) -> &'static [&'static dyn Stage] {
+        &[&super::capture::Capture]
+    }
+
+    fn inputs(&self, session: &Session) -> anyhow::Result<Inputs> {
+        let run_file = session.run_file();
+        let mut inputs = Inputs::from([("[log]".to_owned(), hash_section(&run_file.log)?)]);
+        for drafter in &run_file.drafter.0 {
+            let hash = hash_section(&resolved(session, drafter))?;
+            inputs.insert(format!("[drafter.{}]", drafter.family()), hash);
+        }
+        Ok(inputs)
+    }
+
+    fn outputs(&self, session: &Session) -> anyhow::Result<Vec<PathBuf>> {
+        let drafters = session.run_file().drafter.0.iter();
+        Ok(drafters
+            .flat_map(|drafter| {
+                let latest = checkpoints(session, drafter).join(run_checkpoint::LATEST);
+                [latest, untrained_folder(session, drafter)]
+            })
+            .collect())
+    }
+
+    fn execute(&self, session: &Session) -> anyhow::Result<()> {
+        let dataset = super::dataset(session)?;
+        for drafter in &session.run_file().drafter.0 {
+            train_one(session, drafter, &dataset)?;
+        }
+        Ok(())
+    }
+}
+
+/// The folder of the checkpoints of a drafter.
+fn checkpoints(session: &Session, drafter: &DrafterRun) -> PathBuf {
+    session.drafter_folder(drafter).join(run_checkpoint::FOLDER)
+}
+
+/// The drafter at step 0.
+pub(crate) fn untrained_folder(session: &Session, drafter: &DrafterRun) -> PathBuf {
+    session.drafter_folder(drafter).join("untrained")
+}
+
+/// The checkpoint with the best validation, or the newest one of a run without validation.
+pub(crate) fn chosen_checkpoint(
+    session: &Session,
+    drafter: &DrafterRun,
+) -> anyhow::Result<PathBuf> {
+    let root = checkpoints(session, drafter);
+    for pointer in [run_checkpoint::BEST, run_checkpoint::LATEST] {
+        if let Some(folder) = run_checkpoint::resolve(&root, pointer)? {
+            return Ok(folder);
+        }
+    }
+    Err(CliError::usage(
+        format!("`{}` holds no checkpoint", root.display()),
+        format!("`draftsmith train {}` makes one", session.file_name()),
+    )
+    .into())
+}
+
+/// Everything that shapes the training of a drafter, sections as keys.
+fn resolved(session: &Session, drafter: &DrafterRun) -> serde_json::Value {
+    let run_file = session.run_file();
+    json!({
+        "drafter": drafter.config,
+        "draft_vocab": drafter.draft_vocab,
+        "objective": run_file.objective_of(drafter),
+        "optimizer": run_file.optimizer_of(drafter),
+        "train": run_file.train_of(drafter),
+        "data": { "validation_fraction": run_file.data.validation_fraction },
+    })
+}
+
+fn train_one(session: &Session, drafter: &DrafterRun, dataset: &Dataset) -> anyhow::Result<()> {
+    let run_file = session.run_file();
+    let split = super::split(session, dataset);
+    let tracking = session.device().clone().autodiff();
+    let fresh = build(session, drafter, dataset, &tracking)?;
+    let folder = session.drafter_folder(drafter);
+    let settings = RunSettings {
+        optimizer: run_file.optimizer_of(drafter),
+        train: run_file.train_of(drafter),
+        objective: run_file.objective_of(drafter),
+        log: &run_file.log,
+        resolved: resolved(session, drafter),
+        folder: &folder,
+        resume: resume(session, drafter)?,
+    };
+    let rows = DatasetRows {
+        dataset,
+        indices: &split.train,
+    };
+    let held_out = split
+        .validation
+        .iter()
+        .map(|&row| dataset.row(row))
+        .collect();
+    let source = super::capture::source(session, &fresh.card.aux_layer_ids)?;
+    let mut validator = ExactValidator::new(session, drafter, held_out, &fresh.card)?;
+    if settings.resume == Resume::Fresh {
+        refuse_existing(session, drafter)?;
+        let (plain, card) = (fresh.drafter.valid(), fresh.card.clone());
+        checkpoint::save(&untrained_folder(session, drafter), &plain, card)?;
+    }
+    let mut observer = BarObserver::new(session.console(), drafter.family());
+    let parts = Parts {
+        drafter: fresh.drafter,
+        card: &fresh.card,
+        ends: session.target()?.ends(),
+        device: &tracking,
+        rows: &rows,
+        source: source.as_ref(),
+        validator: validator.as_mut().map(|validator| validator as _),
+        observer: &mut observer,
+        interrupter: session.interrupt().interrupter().clone(),
+    };
+    match train(settings, parts)? {
+        Outcome::Finished(summary) => {
+            observer.finish(&summary);
+            Ok(())
+        }
+        Outcome::Interrupted(summary) => Err(stopped(session, &summary).into()),
+    }
+}
+
+fn stopped(session: &Session, summary: &Summary) -> CliError {
+    let file = session.file_name();
+    CliError::Interrupted(format!(
+        "step {} of {} is saved; `draftsmith train {file} --resume` continues",
+        summary.step, summary.total
+    ))
+}
+
+/// Where training starts: with `--resume` at the newest complete checkpoint, if there is any.
+fn resume(session: &Session, drafter: &DrafterRun) -> anyhow::Result<Resume> {
+    if session.restart() == Restart::Fresh {
+        return Ok(Resume::Fresh);
+    }
+    let root = checkpoints(session, drafter);
+    let found = run_checkpoint::find(&root)?;
+    Ok(if found.newest.is_some() || !found.ignored.is_empty() {
+        Resume::Latest
+    } else {
+        Resume::Fresh
+    })
+}
+
+/// The trainer refuses to start over existing checkpoints; so must the untrained drafter beside them.
+fn refuse_existing(session: &Session, drafter: &DrafterRun) -> anyhow::Result<()> {
+    let root = checkpoints(session, drafter);
+    if run_checkpoint::find(&root)?.newest.is_none() {
+        return Ok(());
+    }
+    Err(CliError::usage(
+        format!("`{}` already holds checkpoints", root.display()),
+        "continue with `--resume`, or choose another folder with `--out`",
+    )
+    .into())
+}
+
+/// A drafter at step 0.
+struct Fresh {
+    drafter: AnyDrafter,
+    card: DrafterCard,
+}
+
+fn build(
+    session: &Session,
+    run: &DrafterRun,
+    dataset: &Dataset,
+    device: &Device,
+) -> anyhow::Result<Fresh> {
+    let target = session.target()?;
+    let vocab = draft_vocab(session, run.draft_vocab, dataset)?;
+    let context = DrafterContext {
+        target: session.spec(),
+        ends: target.ends(),
+        vocab: &vocab,
+    };
+    let seed = session.run_file().train_of(run).seed;
+    let drafter = AnyDrafter::init(&run.config, context, seed, device)?;
+    let card = DrafterCard {
+        format_version: checkpoint::FORMAT_VERSION,
+        drafter: run.config.clone(),
+        aux_layer_ids: drafter.state_spec().aux_layer_ids,
+        vocab,
+        target: session.spec().clone(),
+        target_fingerprint: session.target_fingerprint()?.to_owned(),
+        template: dataset.manifest().template.clone(),
+        weights_blake3: String::new(),
+        step: 0,
+    };
+    Ok(Fresh { drafter, card })
+}
+
+/// The draft vocabulary: tokens by how often the target wrote them in the training rows.
+fn draft_vocab(session: &Session, size: DraftVocab, dataset: &Dataset) -> anyhow::Result<VocabMap> {
+    let vocab_size = session.spec().vocab_size;
+    let DraftVocab::Size(size) = size else {
+        return Ok(VocabMap::full(vocab_size));
+    };
+    let counts = dataset.token_counts(vocab_size)?;
+    let map = VocabMap::most_frequent(&counts, size, &super::stop_ids(session)?)?;
+    session.console().detail(&format!(
+        "draft vocabulary: {size} of {vocab_size} tokens cover {:.1} % of the answers",
+        100.0 * map.coverage(&counts)
+    ));
+    Ok(map)
+}

@@ -1,0 +1,216 @@
+//! Bad input: one clear message with place and hint, exit status 2, nothing written.
+
+mod support;
+
+use support::{Workplace, tokenizer, weights, write_target};
+
+/// Pitfall 61: a misspelt or misplaced key is refused, not ignored.
+/// Red under: `deny_unknown_fields` removed from `OptimizerConfig`.
+#[test]
+fn pitfall_61_a_mistyped_key_is_refused_with_the_nearest_name() {
+    let place = Workplace::new();
+    place.edit("learning_rate", "learing_rate");
+    place.refused(&["run", "run.toml"], "mistyped_key");
+}
+
+#[test]
+fn pitfall_61_a_right_key_in_the_wrong_table_is_sent_to_its_table() {
+    let place = Workplace::new();
+    place.edit("[train]\n", "[train]\nlearning_rate = 1e-3\n");
+    place.refused(&["run", "run.toml"], "misplaced_key");
+}
+
+#[test]
+fn pitfall_61_a_wrong_type_is_refused() {
+    let place = Workplace::new();
+    place.edit("max_steps = 4", "max_steps = \"four\"");
+    place.refused(&["run", "run.toml"], "wrong_type");
+}
+
+#[test]
+fn pitfall_61_a_dry_run_finds_the_same_and_names_a_key_of_a_later_version() {
+    let place = Workplace::new();
+    place.edit("[eval]\n", "[eval]\nlook_into_the_future = true\n");
+    place.refused(&["plan", "run.toml"], "key_of_a_later_version");
+}
+
+#[test]
+fn pitfall_61_a_mistake_in_an_override_is_shown_in_the_override() {
+    let place = Workplace::new();
+    place.refused(
+        &["run", "run.toml", "--set", "train.max_step=3"],
+        "mistyped_override",
+    );
+}
+
+#[test]
+fn an_unknown_section_is_refused() {
+    let place = Workplace::new();
+    place.edit("[optimizer]", "[optimiser]");
+    place.refused(&["run", "run.toml"], "unknown_section");
+}
+
+#[test]
+fn a_mistyped_key_of_a_drafter_names_the_shared_keys_too() {
+    let place = Workplace::new();
+    place.edit("draft_vocab", "draft_vocabulary");
+    place.refused(&["run", "run.toml"], "mistyped_drafter_key");
+}
+
+/// Pitfall 62: an unknown name never falls back to a default.
+/// Red under: `FamilyName` returning `FAMILIES[0]` for an unknown name.
+#[test]
+fn pitfall_62_unknown_families_are_refused_with_the_list() {
+    for family in ["eagle-3", "Dflash", "\"\""] {
+        let place = Workplace::new();
+        place.edit("[drafter.eagle3]", &format!("[drafter.{family}]"));
+        let outcome = place.run(&["run", "run.toml"]);
+        assert_eq!(outcome.code, 2, "{outcome:?}");
+        let name = family.trim_matches('"');
+        let first = outcome.stderr.lines().next().unwrap();
+        assert_eq!(
+            first,
+            format!("error: run file refused: unknown drafter family `{name}`")
+        );
+        let last = outcome.stderr.lines().last().unwrap();
+        assert!(last.ends_with("the families are: `eagle3`"), "{last}");
+        assert!(!place.path("out").exists());
+    }
+}
+
+#[test]
+fn pitfall_62_an_unknown_loss_is_refused_with_the_list() {
+    let place = Workplace::new();
+    place.edit(
+        "[optimizer]",
+        "[objective]\nlosses = { kll = 1.0 }\n\n[optimizer]",
+    );
+    place.refused(&["run", "run.toml"], "unknown_loss");
+}
+
+#[test]
+fn pitfall_62_an_unknown_schedule_is_refused_with_the_list() {
+    let place = Workplace::new();
+    place.edit("[optimizer]\n", "[optimizer]\nschedule = \"cosin\"\n");
+    place.refused(&["run", "run.toml"], "unknown_schedule");
+}
+
+#[test]
+fn a_value_out_of_range_is_shown_in_its_place() {
+    let place = Workplace::new();
+    place.edit("gamma = 2", "gamma = 0");
+    place.refused(&["run", "run.toml"], "out_of_range");
+}
+
+#[test]
+fn a_run_file_that_does_not_exist_is_named() {
+    Workplace::new().refused(&["run", "other.toml"], "missing_run_file");
+}
+
+#[test]
+fn a_target_without_one_of_its_tensors_is_refused() {
+    let place = Workplace::new();
+    let mut shapes = weights();
+    shapes.remove("model.layers.3.mlp.up_proj.weight");
+    write_target(&place.path("target"), &shapes);
+    place.refused(&["run", "run.toml"], "missing_tensor");
+}
+
+#[test]
+fn a_target_file_that_was_cut_off_is_refused() {
+    let place = Workplace::new();
+    let path = place.path("target/model.safetensors");
+    let bytes = fs_err::read(&path).unwrap();
+    fs_err::write(&path, &bytes[..bytes.len() - 100]).unwrap();
+    place.refused(&["run", "run.toml"], "truncated_weights");
+}
+
+#[test]
+fn a_tokenizer_with_more_ids_than_the_target_is_refused() {
+    let place = Workplace::new();
+    let mut tokenizer = tokenizer();
+    tokenizer["added_tokens"][3]["id"] = 500.into();
+    tokenizer["model"]["vocab"]["<pad>"] = 500.into();
+    place.write("target/tokenizer.json", &tokenizer.to_string());
+    place.refused(&["run", "run.toml"], "vocabulary_mismatch");
+}
+
+#[test]
+fn an_empty_data_file_is_refused() {
+    let place = Workplace::new();
+    place.write("prompts.jsonl", "");
+    place.refused(&["run", "run.toml"], "empty_data");
+}
+
+#[test]
+fn a_line_that_was_cut_in_the_middle_is_refused_with_its_number() {
+    let place = Workplace::new();
+    let text = place.read("prompts.jsonl");
+    place.write("prompts.jsonl", &text[..text.len() - 10]);
+    place.refused(&["run", "run.toml"], "cut_line");
+}
+
+#[test]
+fn a_device_that_this_build_does_not_have_is_refused() {
+    let place = Workplace::new();
+    place.refused(&["run", "run.toml", "--device", "cuda:0"], "missing_device");
+}
+
+/// A workplace with cached states, trained on by nobody yet, and the path of their manifest.
+fn with_cached_states() -> (Workplace, std::path::PathBuf) {
+    let place = Workplace::new();
+    place.edit("[optimizer]", "[capture]\nmode = \"cached\"\n\n[optimizer]");
+    for stage in ["prepare", "regenerate", "capture"] {
+        let outcome = place.run(&[stage, "run.toml"]);
+        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    }
+    let folders = fs_err::read_dir(place.path("out/states")).unwrap();
+    let folder = folders.map(|entry| entry.unwrap().path()).next().unwrap();
+    (place, folder.join("manifest.json"))
+}
+
+/// What `train` says about damaged states; nothing of a drafter may be written.
+fn refusal_of_train(place: &Workplace) -> String {
+    let outcome = place.run(&["train", "run.toml"]);
+    assert_eq!(outcome.code, 2, "{}", outcome.stderr);
+    assert!(!place.path("out/eagle3/checkpoints").exists());
+    let error = outcome
+        .stderr
+        .lines()
+        .find(|line| line.starts_with("error: "));
+    error.unwrap().to_owned()
+}
+
+#[test]
+fn states_of_another_target_are_refused() {
+    let (place, manifest) = with_cached_states();
+    let mut content: serde_json::Value =
+        serde_json::from_str(&fs_err::read_to_string(&manifest).unwrap()).unwrap();
+    content["identity"]["target_fingerprint"] = "0".repeat(64).into();
+    fs_err::write(&manifest, content.to_string()).unwrap();
+    let error = refusal_of_train(&place);
+    assert!(error.contains("target_fingerprint"), "{error}");
+    assert!(error.contains("out/states/layers-1-3-4"), "{error}");
+}
+
+#[test]
+fn a_state_that_is_not_a_number_is_refused_with_its_row() {
+    let (place, manifest) = with_cached_states();
+    let mut content: serde_json::Value =
+        serde_json::from_str(&fs_err::read_to_string(&manifest).unwrap()).unwrap();
+    let shard = manifest.with_file_name(content["shards"][0]["file"].as_str().unwrap());
+    let mut bytes = fs_err::read(&shard).unwrap();
+    // Half of the file is far inside the states of some row, past all headers.
+    let middle = bytes.len() / 2 / 64 * 64;
+    for pair in bytes[middle..middle + 64].chunks_exact_mut(2) {
+        pair.copy_from_slice(&0x7FC0_u16.to_le_bytes());
+    }
+    content["shards"][0]["blake3"] = blake3::hash(&bytes).to_hex().to_string().into();
+    fs_err::write(&shard, bytes).unwrap();
+    fs_err::write(&manifest, content.to_string()).unwrap();
+    let error = refusal_of_train(&place);
+    assert!(
+        error.contains("not finite") && error.contains("row `p"),
+        "{error}"
+    );
+}

@@ -1,0 +1,222 @@
+//! The whole program on a tiny random target: every stage, skipping, resuming, exporting.
+
+mod support;
+
+use std::path::Path;
+
+use serde_json::Value;
+use support::Workplace;
+
+fn json(place: &Workplace, name: &str) -> Value {
+    serde_json::from_str(&place.read(name)).unwrap()
+}
+
+fn stamps() -> [&'static str; 6] {
+    [
+        "prepare",
+        "regenerate",
+        "capture",
+        "train",
+        "eval",
+        "export",
+    ]
+}
+
+#[test]
+fn a_run_trains_measures_and_exports_and_a_second_run_does_nothing() {
+    let place = Workplace::new();
+    let first = place.run(&["run", "run.toml"]);
+    assert_eq!(first.code, 0, "{}", first.stderr);
+    assert!(
+        first.stdout.contains("greedy output identical: yes"),
+        "{}",
+        first.stdout
+    );
+    assert!(
+        first.stdout.contains("export: out/eagle3/export/native"),
+        "{}",
+        first.stdout
+    );
+    assert!(first.stdout.contains("wall time: "), "{}", first.stdout);
+    for name in stamps() {
+        assert!(
+            place.path(&format!("out/{name}.stamp.json")).exists(),
+            "{name}"
+        );
+    }
+    let report = json(&place, "out/eval/report.json");
+    let proposers: Vec<&str> = report["entries"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["proposer"].as_str().unwrap())
+        .collect();
+    let all = ["none", "prompt_lookup", "eagle3", "eagle3 untrained"];
+    assert_eq!(proposers, [all, all].concat());
+
+    let second = place.run(&["run", "run.toml"]);
+    assert_eq!(second.code, 0, "{}", second.stderr);
+    for name in stamps() {
+        assert!(
+            second.stderr.contains(&format!("{name}: up to date")),
+            "{}",
+            second.stderr
+        );
+    }
+}
+
+#[test]
+fn a_changed_section_reruns_only_what_depends_on_it() {
+    let place = Workplace::new();
+    assert_eq!(place.run(&["run", "run.toml"]).code, 0);
+    let outcome = place.run(&["run", "run.toml", "--set", "eval.gamma=1"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("train: up to date"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(
+        outcome.stderr.contains("eval: [eval] changed"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(
+        outcome.stderr.contains("export: up to date"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+#[test]
+fn the_resolved_run_file_repeats_the_run() {
+    let place = Workplace::new();
+    assert_eq!(place.run(&["run", "run.toml"]).code, 0);
+    let resolved = place.read("out/resolved.toml");
+    place.write("again.toml", &resolved);
+    let outcome = place.run(&["run", "again.toml"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("export: up to date"),
+        "{}",
+        outcome.stderr
+    );
+    let provenance = json(&place, "out/provenance.json");
+    assert_eq!(provenance["target_fingerprint"].as_str().unwrap().len(), 64);
+    assert!(
+        provenance["data"]["`prompts.jsonl`"].is_string(),
+        "{provenance}"
+    );
+}
+
+#[test]
+fn a_stage_whose_input_is_missing_says_which_command_makes_it() {
+    let place = Workplace::new();
+    place.refused(&["eval", "run.toml"], "missing_stage");
+}
+
+#[test]
+fn training_again_over_a_finished_run_is_refused_without_resume() {
+    let place = Workplace::new();
+    assert_eq!(place.run(&["run", "run.toml"]).code, 0);
+    fs_err::remove_file(place.path("out/train.stamp.json")).unwrap();
+    let outcome = place.run(&["train", "run.toml"]);
+    assert_eq!(outcome.code, 2, "{}", outcome.stderr);
+    let error = outcome
+        .stderr
+        .lines()
+        .find(|line| line.starts_with("error:"));
+    assert_eq!(
+        error,
+        Some("error: `out/eagle3/checkpoints` already holds checkpoints")
+    );
+    let outcome = place.run(&["train", "run.toml", "--resume"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+}
+
+#[test]
+fn states_from_shards_train_the_same_drafter_as_states_from_the_target() {
+    let online = Workplace::new();
+    assert_eq!(online.run(&["run", "run.toml"]).code, 0);
+    let cached = Workplace::new();
+    let set = ["--set", "capture.mode=cached"];
+    let outcome = cached.run(&[&["run", "run.toml"], set.as_slice()].concat());
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    let loss = |place: &Workplace| -> f64 {
+        let metrics = place.read("out/eagle3/metrics.jsonl");
+        let first: Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
+        first["loss"].as_f64().unwrap()
+    };
+    let (online, cached) = (loss(&online), loss(&cached));
+    // Shards hold bf16: 8 bits of mantissa, so the loss moves by about a part in 256 at most.
+    assert!((online - cached).abs() < 0.01 * online, "{online} {cached}");
+}
+
+#[test]
+fn doctor_inspect_plan_and_show_work_on_a_prepared_run() {
+    let place = Workplace::new();
+    assert_eq!(place.run(&["run", "run.toml"]).code, 0);
+    for arguments in [
+        &["doctor", "run.toml"][..],
+        &["inspect", "run.toml", "--rows", "1"],
+        &["plan", "run.toml"],
+        &["plan", "run.toml", "--json"],
+        &["target", "show", "target"],
+        &["completions", "bash"],
+    ] {
+        let outcome = place.run(arguments);
+        assert_eq!(outcome.code, 0, "{arguments:?}: {}", outcome.stderr);
+        assert!(!outcome.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn plan_refuses_what_exceeds_a_limit() {
+    let place = Workplace::new();
+    let outcome = place.run(&["plan", "run.toml", "--set", "limits.memory_gib=1e-9"]);
+    assert_eq!(outcome.code, 2);
+    assert!(
+        outcome
+            .stderr
+            .contains("more than `limits.memory_gib` = 0.000000001"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+/// The embedded target of the quick start, with little of everything.
+#[test]
+fn the_quick_start_works_in_small() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    if !root.join("assets/tiny-target").exists() {
+        return;
+    }
+    let place = Workplace::new();
+    let copy = fs_err::read_to_string(root.join("configs/quickstart.toml")).unwrap();
+    place.write(
+        "quick.toml",
+        &copy.replace("assets/", &format!("{}/assets/", root.display())),
+    );
+    let outcome = place.run(&[
+        "run",
+        "quick.toml",
+        "--out",
+        "out",
+        "--set",
+        "data.max_rows=12",
+        "--set",
+        "regenerate.max_new_tokens=16",
+        "--set",
+        "train.max_steps=3",
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "eval.max_new_tokens=8",
+    ]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(
+        outcome.stdout.contains("greedy output identical: yes"),
+        "{}",
+        outcome.stdout
+    );
+}
