@@ -18,7 +18,7 @@ fn resident_kilobytes() -> u64 {
 
 /// Runs in its own test binary, so that no other test allocates meanwhile.
 //
-// Seen red: a `draft_slots` call whose result is dropped without a backward pass in
+// Not seen red yet: a `draft_slots` call whose result is dropped without a backward pass in
 // `Learner::micro_batch` (a graph that nothing consumes is kept for ever).
 #[test]
 fn memory_is_flat_over_two_hundred_steps() {

@@ -56,7 +56,7 @@ fn pitfall_49_a_resumed_run_equals_a_straight_one_bit_for_bit() {
     );
 }
 
-// Seen red: comparing only `optimizer` in `checkpoint::compare::all`.
+// Seen red: `found.clear()` instead of `found.retain(..)` in `checkpoint::compare::all`.
 #[test]
 fn pitfall_49_changed_settings_are_refused_key_by_key() {
     let mut world = World::new(8);
@@ -146,8 +146,7 @@ fn pitfall_52_a_resume_after_an_epoch_starts_with_the_next() {
     assert_eq!(epochs, [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]);
 }
 
-// Seen red: skipping the checksum loop in `read_state` (a cut file is taken), and saving straight into
-// the final folder (a folder without `state.json` is left by a kill; see `tests/kill.rs`).
+// Seen red: skipping the checksum loop in `read_state` (a cut file is taken).
 #[test]
 fn pitfall_53_resume_takes_the_newest_complete_checkpoint_and_names_the_others() {
     let world = World::new(20);
@@ -189,7 +188,7 @@ fn pitfall_53_resume_takes_the_newest_complete_checkpoint_and_names_the_others()
     }
 }
 
-// Seen red: `Resume::Latest` falling back to a fresh start when nothing is found.
+// Seen red: `Resume::From` falling back to a fresh start when `resumed` fails.
 #[test]
 fn pitfall_54_a_resume_that_finds_nothing_usable_is_an_error() {
     let world = World::new(8);
@@ -252,7 +251,8 @@ fn pitfall_54_a_resume_that_finds_nothing_usable_is_an_error() {
     );
 }
 
-// Seen red: opening `metrics.jsonl` without removing lines above the resumed step.
+// Seen red: not calling `event_file::forget_after` in `RunLog::open`. Not run yet: without
+// `step <= completed` in `kept_lines`.
 #[test]
 fn pitfall_63_the_logs_hold_every_step_once_after_a_resume() {
     let world = World::new(80);
@@ -304,7 +304,7 @@ fn the_best_checkpoint_is_the_one_with_the_highest_score_and_survives_pruning() 
     assert_eq!(events(folder.path(), "validation/tau_gamma_5"), [3, 6, 12]);
 }
 
-// Seen red: adding the validation's score to `loss` in `Run::log`.
+// Not seen red yet: `record.loss` replaced by the validation's score in `Run::log`.
 #[test]
 fn pitfall_65_validation_never_reaches_the_training_figures() {
     let mut world = World::new(20);
