@@ -75,17 +75,17 @@ fn record_batch(rows: &[DatasetRow]) -> Result<RecordBatch, ArrowError> {
     let columns: Vec<ArrayRef> = vec![
         Arc::new(StringArray::from_iter_values(keys)),
         Arc::new(StringArray::from_iter_values(sources)),
-        Arc::new(lists(rows.iter().map(|row| row.tokens.ids.as_slice()))),
-        Arc::new(lists(rows.iter().map(|row| row.tokens.turns.as_slice()))),
+        Arc::new(lists(rows, |row| &row.tokens.ids)),
+        Arc::new(lists(rows, |row| &row.tokens.turns)),
         Arc::new(UInt32Array::from_iter_values(prompt_lens)),
     ];
     RecordBatch::try_new(schema(), columns)
 }
 
-fn lists<'a>(rows: impl Iterator<Item = &'a [u32]>) -> ListArray {
+fn lists(rows: &[DatasetRow], column: fn(&DatasetRow) -> &[u32]) -> ListArray {
     let mut builder = ListBuilder::new(UInt32Builder::new());
     for row in rows {
-        builder.values().append_slice(row);
+        builder.values().append_slice(column(row));
         builder.append(true);
     }
     builder.finish()

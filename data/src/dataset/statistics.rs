@@ -72,6 +72,10 @@ fn summarise(rows: &[DatasetRow]) -> Result<Summary, PolarsError> {
     let sums = table
         .group_by_stable(["source"])?
         .select(["tokens", "generated", "clipped", "one"]);
+    #[expect(
+        deprecated,
+        reason = "its successor needs the lazy engine, which is not compiled in"
+    )]
     let sums = sums.sum()?;
     let names = sums.column("source")?.str()?.clone();
     let [tokens, generated, clipped, ones] =

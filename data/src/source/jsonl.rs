@@ -12,6 +12,9 @@ use serde_json::{Map, Value};
 use super::{PlacedRow, RoleCensus, Roles, row};
 use crate::error::DataError;
 
+/// An object with its line number.
+type NumberedObject = (usize, Map<String, Value>);
+
 /// The objects of a JSON Lines file with their line numbers.
 #[derive(Debug)]
 pub struct JsonlObjects {
@@ -36,7 +39,7 @@ impl JsonlObjects {
         })
     }
 
-    fn next_object(&mut self) -> Result<Option<(usize, Map<String, Value>)>, DataError> {
+    fn next_object(&mut self) -> Result<Option<NumberedObject>, DataError> {
         loop {
             self.buffer.clear();
             let read = self.reader.read_until(b'\n', &mut self.buffer);
@@ -81,7 +84,7 @@ impl JsonlObjects {
 }
 
 impl Iterator for JsonlObjects {
-    type Item = Result<(usize, Map<String, Value>), DataError>;
+    type Item = Result<NumberedObject, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.next_object().transpose()

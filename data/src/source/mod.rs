@@ -118,12 +118,8 @@ impl Roles {
             return Some(role);
         }
         let alias = ROLE_ALIASES.iter().find(|(alias, _)| *alias == name);
-        alias.map(|(_, role)| *role).or_else(|| {
-            KNOWN_ROLES
-                .iter()
-                .find(|known| **known == name)
-                .map(|known| *known)
-        })
+        let name = alias.map_or(name, |(_, role)| *role);
+        KNOWN_ROLES.iter().find(|known| **known == name).copied()
     }
 }
 

@@ -114,9 +114,9 @@ fn message(turn: Value, roles: &Roles, census: &mut RoleCensus) -> Result<Messag
     let Value::Object(mut turn) = turn else {
         return Err(RowProblem::new(DropReason::MalformedTurn, kind(&turn)));
     };
-    let role = match turn.remove("role").or_else(|| turn.remove("from")) {
-        Some(Value::String(role)) => role,
-        _ => return Err(DropReason::MalformedTurn.into()),
+    let role = turn.remove("role").or_else(|| turn.remove("from"));
+    let Some(Value::String(role)) = role else {
+        return Err(DropReason::MalformedTurn.into());
     };
     let Some(role) = roles.resolve(&role) else {
         census.add(&role);

@@ -11,17 +11,17 @@ use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 /// START role newline text END newline, as plain as it gets.
-pub const PLAIN: &str = "{% for message in messages %}{{ '<|start|>' + message['role'] + '\\n' + message['content'] + '<|end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}";
+pub(crate) const PLAIN: &str = "{% for message in messages %}{{ '<|start|>' + message['role'] + '\\n' + message['content'] + '<|end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}";
 
 /// As [`PLAIN`], with the assistant's text in generation tags.
-pub const TAGGED: &str = "{% for message in messages %}{{ '<|start|>' + message['role'] + '\\n' }}{% if message['role'] == 'assistant' %}{%- generation -%}{{ message['content'] + '<|end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|end|>' }}{% endif %}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}";
+pub(crate) const TAGGED: &str = "{% for message in messages %}{{ '<|start|>' + message['role'] + '\\n' }}{% if message['role'] == 'assistant' %}{%- generation -%}{{ message['content'] + '<|end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|end|>' }}{% endif %}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}";
 
 /// Writes an empty think block into the prompt when thinking is off, but not into the history.
-pub const THINK_IN_PROMPT: &str = "{% for message in messages %}{{ '<|start|>' + message['role'] + '\\n' + message['content'] + '<|end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}";
+pub(crate) const THINK_IN_PROMPT: &str = "{% for message in messages %}{{ '<|start|>' + message['role'] + '\\n' + message['content'] + '<|end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}";
 
 /// Writes an empty think block into prompt and last answer when there is no reasoning, and drops it from
 /// earlier turns.
-pub const THINK_IN_LAST: &str = "{% for message in messages %}{{ '<|start|>' + message['role'] + '\\n' }}{% if message['role'] == 'assistant' and loop.last and '</think>' not in message['content'] %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{{ message['content'] + '<|end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}";
+pub(crate) const THINK_IN_LAST: &str = "{% for message in messages %}{{ '<|start|>' + message['role'] + '\\n' }}{% if message['role'] == 'assistant' and loop.last and '</think>' not in message['content'] %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{{ message['content'] + '<|end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}";
 
 const SPECIAL: [&str; 4] = ["<s>", "<|start|>", "<|end|>", "<pad>"];
 const MERGES: [(&str, &str); 6] = [
@@ -34,18 +34,18 @@ const MERGES: [(&str, &str); 6] = [
 ];
 
 /// A model folder and whatever a test puts beside it.
-pub struct Fixture {
-    pub folder: TempDir,
+pub(crate) struct Fixture {
+    pub(crate) folder: TempDir,
 }
 
 impl Fixture {
     /// A folder whose template is `template`.
-    pub fn new(template: &str) -> Self {
+    pub(crate) fn new(template: &str) -> Self {
         Self::with_post_processor(template, &Value::Null)
     }
 
     /// As [`Fixture::new`], with a post-processor in the tokenizer.
-    pub fn with_post_processor(template: &str, post_processor: &Value) -> Self {
+    pub(crate) fn with_post_processor(template: &str, post_processor: &Value) -> Self {
         let folder = TempDir::new().unwrap();
         let write = |name: &str, value: &Value| {
             fs_err::write(folder.path().join(name), value.to_string()).unwrap();
@@ -59,32 +59,32 @@ impl Fixture {
         Self { folder }
     }
 
-    pub fn tokenizer(&self) -> ChatTokenizer {
+    pub(crate) fn tokenizer(&self) -> ChatTokenizer {
         ChatTokenizer::load(self.folder.path()).unwrap()
     }
 
-    pub fn out(&self) -> PathBuf {
+    pub(crate) fn out(&self) -> PathBuf {
         self.folder.path().join("out")
     }
 
     /// Writes a JSON Lines file and gives its path.
-    pub fn jsonl(&self, name: &str, rows: &[Value]) -> PathBuf {
+    pub(crate) fn jsonl(&self, name: &str, rows: &[Value]) -> PathBuf {
         let lines: Vec<String> = rows.iter().map(|row| format!("{row}\n")).collect();
         self.text(name, &lines.concat())
     }
 
-    pub fn text(&self, name: &str, text: &str) -> PathBuf {
+    pub(crate) fn text(&self, name: &str, text: &str) -> PathBuf {
         let path = self.folder.path().join(name);
         fs_err::write(&path, text).unwrap();
         path
     }
 
     /// Prepares rows with default settings.
-    pub fn prepare(&self, rows: &[Value]) -> Result<Dataset, DataError> {
+    pub(crate) fn prepare(&self, rows: &[Value]) -> Result<Dataset, DataError> {
         self.prepare_with(rows, |_| {})
     }
 
-    pub fn prepare_with(
+    pub(crate) fn prepare_with(
         &self,
         rows: &[Value],
         change: impl FnOnce(&mut DataConfig),
@@ -95,7 +95,7 @@ impl Fixture {
     }
 }
 
-pub fn config(file: &Path) -> DataConfig {
+pub(crate) fn config(file: &Path) -> DataConfig {
     DataConfig {
         files: vec![file.to_owned()],
         ..DataConfig::default()
@@ -103,7 +103,7 @@ pub fn config(file: &Path) -> DataConfig {
 }
 
 /// A conversation row of (role, text) turns.
-pub fn chat(id: &str, turns: &[(&str, &str)]) -> Value {
+pub(crate) fn chat(id: &str, turns: &[(&str, &str)]) -> Value {
     let turns: Vec<Value> = turns
         .iter()
         .map(|(role, text)| json!({"role": role, "content": text}))
@@ -111,7 +111,7 @@ pub fn chat(id: &str, turns: &[(&str, &str)]) -> Value {
     json!({"id": id, "conversations": turns})
 }
 
-pub fn options(entries: &[(&str, Value)]) -> Map<String, Value> {
+pub(crate) fn options(entries: &[(&str, Value)]) -> Map<String, Value> {
     entries
         .iter()
         .map(|(k, v)| ((*k).to_owned(), v.clone()))
@@ -119,7 +119,7 @@ pub fn options(entries: &[(&str, Value)]) -> Map<String, Value> {
 }
 
 /// Texts of the generated tokens of a row, by turn.
-pub fn generated(dataset: &Dataset, index: usize, tokenizer: &ChatTokenizer) -> Vec<String> {
+pub(crate) fn generated(dataset: &Dataset, index: usize, tokenizer: &ChatTokenizer) -> Vec<String> {
     let row = dataset.row(index);
     let mut turns: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for (id, turn) in row.ids.iter().zip(&row.turns) {
@@ -134,7 +134,7 @@ pub fn generated(dataset: &Dataset, index: usize, tokenizer: &ChatTokenizer) -> 
 }
 
 /// The whole text of a row.
-pub fn text(dataset: &Dataset, index: usize, tokenizer: &ChatTokenizer) -> String {
+pub(crate) fn text(dataset: &Dataset, index: usize, tokenizer: &ChatTokenizer) -> String {
     tokenizer.decode(&dataset.row(index).ids).unwrap()
 }
 
