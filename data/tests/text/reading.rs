@@ -106,7 +106,7 @@ fn pitfall_03_null_text_is_no_text_in_every_key_style() {
     }
 }
 
-/// Seen red: without the alias of `gpt` in `source/mod.rs` (an error), or with `gpt` mapped to `user`.
+/// Seen red: `gpt` mapped to `user` in `source/mod.rs`.
 #[test]
 fn pitfall_04_key_styles_give_the_same_tokens_and_marks() {
     let fixture = Fixture::new(PLAIN);
