@@ -27,8 +27,10 @@ fn main() -> Outcome<()> {
     let [target, out, options @ ..] = arguments.as_slice() else {
         return Err("usage: random_checkpoint TARGET OUT [key=value ..]".into());
     };
-    let options: BTreeMap<&str, &str> =
-        options.iter().filter_map(|text| text.split_once('=')).collect();
+    let options: BTreeMap<&str, &str> = options
+        .iter()
+        .filter_map(|text| text.split_once('='))
+        .collect();
     let (target, out) = (Path::new(target), Path::new(out));
     let device = Device::flex();
     let spec = TargetSpec::from_folder(target)?;

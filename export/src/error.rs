@@ -93,9 +93,9 @@ impl Diagnose for ExportError {
                  to that folder"
                     .to_owned(),
             ),
-            Self::UnexpectedTensor { .. } => Some(
-                "the file was written by another version or for another family".to_owned(),
-            ),
+            Self::UnexpectedTensor { .. } => {
+                Some("the file was written by another version or for another family".to_owned())
+            }
             Self::Unsupported { .. } => Some(
                 "serve this drafter with the engine it was made for; it cannot be converted"
                     .to_owned(),

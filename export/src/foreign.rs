@@ -244,9 +244,8 @@ impl Reader<'_> {
     }
 
     fn unknown_keys(&self) -> Vec<String> {
-        let known = |key: &str| {
-            DECODER.contains(&key) || DRAFTING.contains(&key) || IGNORED.contains(&key)
-        };
+        let known =
+            |key: &str| DECODER.contains(&key) || DRAFTING.contains(&key) || IGNORED.contains(&key);
         self.map
             .iter()
             .filter(|(key, value)| !known(key) && !value.is_null())
@@ -255,7 +254,9 @@ impl Reader<'_> {
     }
 
     fn nested(&self, key: &str) -> Option<&Value> {
-        self.map.get("eagle_config").and_then(|value| value.get(key))
+        self.map
+            .get("eagle_config")
+            .and_then(|value| value.get(key))
     }
 
     fn wrong_type(&self, key: &str, expected: &str, found: &Value) -> ExportError {

@@ -97,7 +97,12 @@ pub fn load(
     let path = folder.join(WEIGHTS);
     let views = tensors
         .iter()
-        .map(|t| Ok((&t.name, TensorView::new(t.dtype, t.shape.clone(), &t.bytes)?)))
+        .map(|t| {
+            Ok((
+                &t.name,
+                TensorView::new(t.dtype, t.shape.clone(), &t.bytes)?,
+            ))
+        })
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>();
     let bytes = views
         .and_then(|views| safetensors::serialize(views, None))

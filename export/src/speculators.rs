@@ -166,7 +166,14 @@ mod tests {
     #[test]
     fn only_hub_names_count_as_published() {
         assert!(is_published_name("org/model-1.0"));
-        for name in ["/data/model", "./model", "../org/model", "model", "a/b/c", "~/model"] {
+        for name in [
+            "/data/model",
+            "./model",
+            "../org/model",
+            "model",
+            "a/b/c",
+            "~/model",
+        ] {
             assert!(!is_published_name(name), "{name}");
         }
     }

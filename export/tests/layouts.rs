@@ -34,7 +34,11 @@ fn with_layers(ids: Option<Vec<usize>>) -> Wanted {
 
 fn id_list(value: &Value) -> Option<Vec<usize>> {
     let list = value.as_array()?;
-    Some(list.iter().map(|id| id.as_u64().unwrap() as usize).collect())
+    Some(
+        list.iter()
+            .map(|id| id.as_u64().unwrap() as usize)
+            .collect(),
+    )
 }
 
 /// Number of blocks whose output an engine captures (`res[L]`), by the rule of vLLM: the top-level list
@@ -59,7 +63,12 @@ fn captured_by_sglang(config: &Value, num_layers: usize) -> Vec<usize> {
 #[test]
 fn pitfall_31_engines_select_the_layers_we_captured() {
     let channel = |num_blocks: usize| num_blocks * (num_blocks + 1) / 2;
-    for ids in [vec![2, 4, 5], vec![1, 3, 4], vec![0, 3, 7], vec![1, 3, 5, 6]] {
+    for ids in [
+        vec![2, 4, 5],
+        vec![1, 3, 4],
+        vec![0, 3, 7],
+        vec![1, 3, 5, 6],
+    ] {
         let ours: Vec<usize> = ids.iter().map(|id| channel(id + 1)).collect();
         let case = Case::new(with_layers(Some(ids.clone())));
         for format in FORMATS {
@@ -202,13 +211,20 @@ fn pitfall_71_an_explicit_head_size_is_kept() {
     });
     let (_, native, weights) = case.export("native");
     assert_eq!(native["head_dim"], json!(8));
-    let rows = |part: &str| weights.shape(&format!("midlayer.self_attn.{part}")).unwrap();
+    let rows = |part: &str| {
+        weights
+            .shape(&format!("midlayer.self_attn.{part}"))
+            .unwrap()
+    };
     assert_eq!(rows("q_proj.weight"), [32, 32]);
     assert_eq!(rows("k_proj.weight"), [16, 32]);
     assert_eq!(rows("v_proj.weight"), [16, 32]);
     assert_eq!(rows("o_proj.weight"), [16, 32]);
     let (_, speculators, _) = case.export("speculators");
-    assert_eq!(speculators["transformer_layer_config"]["head_dim"], json!(8));
+    assert_eq!(
+        speculators["transformer_layer_config"]["head_dim"],
+        json!(8)
+    );
 }
 
 /// Pitfall 73: the one norm switch there is travels in both layouts, with a warning where an engine
@@ -323,7 +339,13 @@ fn pitfall_29_another_variant_of_the_target_is_refused() {
     draftsmith_models::file::write_atomic(&path, &bytes).unwrap();
     let error = refused(&case);
     assert!(
-        matches!(&error, ExportError::OtherTarget { what: "fingerprint", .. }),
+        matches!(
+            &error,
+            ExportError::OtherTarget {
+                what: "fingerprint",
+                ..
+            }
+        ),
         "{error}"
     );
 }
@@ -394,9 +416,17 @@ fn an_earlier_export_is_replaced_and_other_folders_are_left_alone() {
 fn every_format_of_the_settings_gets_its_folder() {
     let case = Case::new(Wanted::default());
     let root = case.out("all");
-    let reports =
-        export_all(&case.checkpoint(), &case.target(), &root, &ExportConfig::default()).unwrap();
-    let names: Vec<&str> = reports.iter().map(|report| report.format.as_str()).collect();
+    let reports = export_all(
+        &case.checkpoint(),
+        &case.target(),
+        &root,
+        &ExportConfig::default(),
+    )
+    .unwrap();
+    let names: Vec<&str> = reports
+        .iter()
+        .map(|report| report.format.as_str())
+        .collect();
     assert_eq!(names, FORMATS);
     assert!(root.join("speculators").join("model.safetensors").exists());
 }
@@ -415,12 +445,21 @@ fn the_verifier_is_named_by_setting_and_a_local_path_is_reported() {
         ..ExportConfig::default()
     };
     let out = case.out("named");
-    let report = export("speculators", &case.checkpoint(), &case.target(), &out, &settings);
+    let report = export(
+        "speculators",
+        &case.checkpoint(),
+        &case.target(),
+        &out,
+        &settings,
+    );
     assert!(report.unwrap().warnings.is_empty());
     let config: Value = draftsmith_models::file::read_json(&out.join("config.json")).unwrap();
     let settings = &config["speculators_config"];
     assert_eq!(settings["verifier"]["name_or_path"], json!("org/model"));
-    assert_eq!(settings["proposal_methods"][0]["speculative_tokens"], json!(5));
+    assert_eq!(
+        settings["proposal_methods"][0]["speculative_tokens"],
+        json!(5)
+    );
 }
 
 #[test]
@@ -444,7 +483,6 @@ fn head_rows_follow_the_vocabulary() {
         assert_eq!(row(&head, draft), row(&theirs, id as usize));
     }
 }
-
 
 fn refused(case: &Case) -> ExportError {
     let out = case.out("native");

@@ -50,7 +50,9 @@ impl Reference {
     /// Half-rotation rotary embedding of each head in place.
     fn rotate(&self, x: &mut [f64], position: usize) {
         let dim = self.number("head_dim");
-        let theta = self.config["rope_parameters"]["rope_theta"].as_f64().unwrap();
+        let theta = self.config["rope_parameters"]["rope_theta"]
+            .as_f64()
+            .unwrap();
         for head in x.chunks_exact_mut(dim) {
             for i in 0..dim / 2 {
                 let angle = position as f64 * theta.powf(-2.0 * i as f64 / dim as f64);
@@ -118,7 +120,9 @@ impl Reference {
             let total: f64 = scores.iter().sum();
             mixed.extend(at.map(|channel| {
                 let weighted = self.cache.iter().zip(&scores);
-                weighted.map(|((_, v), s)| s / total * v[channel]).sum::<f64>()
+                weighted
+                    .map(|((_, v), s)| s / total * v[channel])
+                    .sum::<f64>()
             }));
         }
         mixed

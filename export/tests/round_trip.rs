@@ -71,7 +71,14 @@ fn a_bf16_copy_of_the_embedding_is_recognised() {
     let case = Case::new(Wanted::default());
     let out = case.out("speculators");
     let config = ExportConfig::default();
-    export("speculators", &case.checkpoint(), &case.target(), &out, &config).unwrap();
+    export(
+        "speculators",
+        &case.checkpoint(),
+        &case.target(),
+        &out,
+        &config,
+    )
+    .unwrap();
     let imported = read(&out, &case.target()).unwrap();
     assert_eq!(imported.tensors.len(), 13);
     assert!(imported.warnings.is_empty(), "{:?}", imported.warnings);
@@ -125,14 +132,17 @@ fn variants_that_this_build_does_not_compute_are_refused_by_key() {
         ("num_aux_hidden_states", json!(4)),
         (
             "rope_parameters",
-            json!({"rope_type": "default", "rope_theta": 10000.0}),
+            json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 500_000.0}),
         ),
     ];
     for (key, value) in edits {
         case.export("native");
         edit_config(&case, &|config| config[*key] = value.clone());
         let error = read(&case.out("native"), &case.target()).unwrap_err();
-        assert!(error.to_string().starts_with(&format!("`{key}`")), "{error}");
+        assert!(
+            error.to_string().starts_with(&format!("`{key}`")),
+            "{error}"
+        );
     }
 }
 

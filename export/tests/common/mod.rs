@@ -134,7 +134,9 @@ impl Case {
         let values: Vec<f32> = (0..num_positions * width)
             .map(|_| stream.normal() as f32 * 2.0)
             .collect();
-        let ids = (0..num_positions).map(|_| stream.below(320) as u32).collect();
+        let ids = (0..num_positions)
+            .map(|_| stream.below(320) as u32)
+            .collect();
         let shape = [1, num_positions, width];
         (
             Tensor::from_data(TensorData::new(values, shape), &Device::flex()),
