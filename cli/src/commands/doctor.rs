@@ -9,6 +9,8 @@ use draftsmith_models::rng::{Purpose, Stream};
 use draftsmith_models::vocab::VocabMap;
 use serde::Serialize;
 
+use super::gradient_check;
+use crate::device::DeviceChoice;
 use crate::run_file::DrafterRun;
 use crate::session::Session;
 use crate::stages;
@@ -34,6 +36,9 @@ pub(crate) fn doctor(session: &Session) -> anyhow::Result<()> {
     checks.extend(tokenizer_checks(session));
     for run in &session.run_file().drafter.0 {
         checks.push(parity_check(session, run)?);
+        if session.run_file().run.device != DeviceChoice::Cpu {
+            checks.push(gradients_check(session, run)?);
+        }
     }
     session.console().value(&checks, || describe(&checks))?;
     let failed = checks.iter().filter(|check| !check.passed).count();
@@ -136,6 +141,17 @@ fn parity_check(session: &Session, run: &DrafterRun) -> anyhow::Result<Check> {
             "{} slots, largest difference {:.1e} of logits up to {:.1}",
             parity.num_slots, parity.max_abs_diff, parity.max_abs_logit
         ),
+    })
+}
+
+/// A card must compute the processor's gradients.
+fn gradients_check(session: &Session, run: &DrafterRun) -> anyhow::Result<Check> {
+    let rows = made_up_rows(session.spec().vocab_size).rows;
+    let found = gradient_check::compare(session, run, rows)?;
+    Ok(Check {
+        name: format!("gradients of `{}`", run.family()),
+        passed: found.passed(),
+        detail: found.describe(),
     })
 }
 

@@ -2,6 +2,7 @@
 
 mod completions;
 mod doctor;
+mod gradient_check;
 mod inspect;
 mod plan;
 mod run;

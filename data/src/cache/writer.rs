@@ -90,17 +90,22 @@ pub fn capture(
         .map(|&(first, end)| space::forecast(&rows[first..end], &spec, job.identity.hidden_size))
         .sum();
     space::refuse_beyond_free_space(job.folder, needed)?;
-    manifest
-        .write(job.folder)
-        .map_err(|e| disk_full(e, job.folder))?;
+    write_manifest(&manifest, job.folder)?;
 
-    let kept_rows = manifest.shards.iter().map(|shard| shard.num_rows).sum();
+    let mut report = CaptureReport {
+        kept_rows: manifest.shards.iter().map(|shard| shard.num_rows).sum(),
+        captured_rows: 0,
+        captured_tokens: 0,
+        zero_positions: 0,
+        is_complete: false,
+        manifest: manifest.clone(),
+    };
     let mut work = Work {
         target,
         spec: &spec,
         batch_tokens: job.config.batch_tokens,
         state: CaptureProgress {
-            done_rows: kept_rows,
+            done_rows: report.kept_rows,
             num_rows: rows.len(),
             done_tokens: manifest.num_tokens(),
             num_tokens: rows.iter().map(|row| row.len() as u64).sum(),
@@ -108,30 +113,21 @@ pub fn capture(
         zero_positions: 0,
         progress,
     };
-    let mut report = CaptureReport {
-        manifest: manifest.clone(),
-        kept_rows,
-        captured_rows: 0,
-        captured_tokens: 0,
-        zero_positions: 0,
-        is_complete: false,
-    };
-    for (first, end) in missing {
-        for (first, end) in split(&rows[..end], first, job) {
-            let Some(stored) = work.states_of(&rows[first..end])? else {
-                return Ok(report);
-            };
-            let entry = shard::write(job.folder, first, stored)?;
-            report.captured_rows += entry.num_rows;
-            report.captured_tokens += entry.num_tokens;
-            report.zero_positions = work.zero_positions;
-            manifest.shards.push(entry);
-            manifest.shards.sort_by_key(|shard| shard.first_row);
-            manifest
-                .write(job.folder)
-                .map_err(|e| disk_full(e, job.folder))?;
-            report.manifest = manifest.clone();
-        }
+    let ranges = missing
+        .iter()
+        .flat_map(|&(first, end)| split(&rows[..end], first, job));
+    for (first, end) in ranges {
+        let Some(stored) = work.states_of(&rows[first..end])? else {
+            return Ok(report);
+        };
+        let entry = shard::write(job.folder, first, stored)?;
+        report.captured_rows += entry.num_rows;
+        report.captured_tokens += entry.num_tokens;
+        report.zero_positions = work.zero_positions;
+        manifest.shards.push(entry);
+        manifest.shards.sort_by_key(|shard| shard.first_row);
+        write_manifest(&manifest, job.folder)?;
+        report.manifest = manifest.clone();
     }
     report.is_complete = true;
     Ok(report)
@@ -151,11 +147,11 @@ pub fn discard(folder: &Path) -> Result<(), DataError> {
     remove_strays(folder, &[])
 }
 
-fn disk_full(error: DataError, folder: &Path) -> DataError {
-    match error {
+fn write_manifest(manifest: &CacheManifest, folder: &Path) -> Result<(), DataError> {
+    manifest.write(folder).map_err(|error| match error {
         DataError::Model(error) => DataError::or_disk_full(error, folder),
         other => other,
-    }
+    })
 }
 
 fn check_rows(rows: &[TokenRow], target: &TargetModel) -> Result<(), DataError> {
@@ -217,8 +213,9 @@ fn remove_strays(folder: &Path, kept: &[&str]) -> Result<(), DataError> {
     for entry in fs_err::read_dir(folder).map_err(|e| DataError::io(folder, e))? {
         let path = entry.map_err(|e| DataError::io(folder, e))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let is_temporary = name.starts_with('.') && name.ends_with(".tmp");
-        let is_shard = name.starts_with("states-") && name.ends_with(".arrow");
+        let extension = path.extension().unwrap_or_default();
+        let is_temporary = name.starts_with('.') && extension == "tmp";
+        let is_shard = name.starts_with("states-") && extension == "arrow";
         if is_temporary || (is_shard && !kept.contains(&name.as_ref())) {
             fs_err::remove_file(&path).map_err(|e| DataError::io(&path, e))?;
         }

@@ -44,7 +44,7 @@ pub(crate) const CASES: [&str; 3] = ["plain", "normed_residual", "llama3_full_vo
 
 impl Case {
     pub(crate) fn open(name: &str) -> Self {
-        let path = golden_path("eagle3_unroll").join(format!("{name}.safetensors"));
+        let path = golden_path("eagle3").join(format!("{name}.safetensors"));
         let golden = Golden::open(&path);
         let device = Device::flex();
         let ends = TargetEnds {
