@@ -85,10 +85,10 @@ pub(crate) enum Command {
     )]
     Regenerate(RunArgs),
     /// Store the target's hidden states, if the run file says `cached`
-    #[command(after_help = "Example: draftsmith capture configs/smollm2-eagle3.toml")]
+    #[command(after_help = "Example: draftsmith capture configs/quickstart.toml")]
     Capture(RunArgs),
     /// Train every drafter of the run file
-    #[command(after_help = "Example: draftsmith train configs/smollm2-eagle3.toml --resume")]
+    #[command(after_help = "Example: draftsmith train configs/quickstart.toml --resume")]
     Train(TrainArgs),
     /// Measure drafters and baselines by real decoding
     #[command(after_help = "Example: draftsmith eval configs/quickstart.toml --json")]
@@ -97,7 +97,7 @@ pub(crate) enum Command {
     #[command(after_help = "Example: draftsmith export configs/quickstart.toml")]
     Export(RunArgs),
     /// Forecast tokens, disk, memory and steps; refuses what cannot fit
-    #[command(after_help = "Example: draftsmith plan configs/qwen3-8b-eagle3.toml")]
+    #[command(after_help = "Example: draftsmith plan configs/quickstart.toml")]
     Plan(RunArgs),
     /// Show rendered rows with their loss mask and the slot table
     #[command(after_help = "Example: draftsmith inspect configs/quickstart.toml --rows 1")]

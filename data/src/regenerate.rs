@@ -409,7 +409,7 @@ impl Files {
         let ids: Vec<&str> = lines.iter().map(|line| line.id.as_str()).collect();
         let name = format!("part-{:016x}.jsonl", stable_hash(&ids.join("\n")));
         let path = self.parts.join(name);
-        let bytes = to_jsonl(&path, lines.iter())?;
+        let bytes = to_jsonl(&path, &lines.iter().collect::<Vec<_>>())?;
         file::write_atomic(&path, &bytes).map_err(|e| DataError::or_disk_full(e, &self.parts))
     }
 
@@ -421,7 +421,7 @@ impl Files {
         done: &HashMap<String, AnswerLine>,
     ) -> Result<(), DataError> {
         let lines: Vec<&AnswerLine> = prompts.iter().filter_map(|p| done.get(&p.key)).collect();
-        let bytes = to_jsonl(&self.out, lines.iter().copied())?;
+        let bytes = to_jsonl(&self.out, &lines)?;
         let is_stopped = |line: &&&AnswerLine| line.finish_reason == FinishReason::Stop;
         let manifest = AnswersManifest {
             identity,
@@ -446,10 +446,7 @@ impl Files {
     }
 }
 
-fn to_jsonl<'a>(
-    path: &Path,
-    lines: impl Iterator<Item = &'a AnswerLine>,
-) -> Result<Vec<u8>, DataError> {
+fn to_jsonl(path: &Path, lines: &[&AnswerLine]) -> Result<Vec<u8>, DataError> {
     let mut bytes = Vec::new();
     for line in lines {
         serde_json::to_writer(&mut bytes, line)

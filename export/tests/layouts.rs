@@ -334,7 +334,7 @@ fn the_default_type_is_bf16_rounded_once() {
 fn pitfall_29_another_variant_of_the_target_is_refused() {
     let case = Case::new(Wanted::default());
     let path = case.target().join("model.safetensors");
-    let mut bytes = std::fs::read(&path).unwrap();
+    let mut bytes = draftsmith_models::file::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     draftsmith_models::file::write_atomic(&path, &bytes).unwrap();
     let error = refused(&case);
@@ -369,7 +369,7 @@ fn an_incomplete_checkpoint_is_refused_and_nothing_is_written() {
     );
     let case = Case::new(Wanted::default());
     let path = case.checkpoint().join("drafter.safetensors");
-    let bytes = std::fs::read(&path).unwrap();
+    let bytes = draftsmith_models::file::read(&path).unwrap();
     draftsmith_models::file::write_atomic(&path, &bytes[..bytes.len() - 5]).unwrap();
     assert!(refused(&case).to_string().contains("checksum"));
     std::fs::remove_file(&path).unwrap();
@@ -511,6 +511,6 @@ fn rewrite_weights(case: &Case, keep: impl Fn(&str) -> bool) {
     tensors.retain(|tensor| keep(&tensor.name));
     let path = case.checkpoint().join("drafter.safetensors");
     draftsmith_models::weights::write_safetensors(&path, &tensors, &[]).unwrap();
-    let hash = blake3::hash(&std::fs::read(&path).unwrap()).to_hex();
+    let hash = blake3::hash(&draftsmith_models::file::read(&path).unwrap()).to_hex();
     edit_card(case, |card| card["weights_blake3"] = json!(hash.as_str()));
 }

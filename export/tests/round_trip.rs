@@ -141,7 +141,7 @@ fn variants_that_this_build_does_not_compute_are_refused_by_key() {
         let error = read(&case.out("native"), &case.target()).unwrap_err();
         assert!(
             error.to_string().starts_with(&format!("`{key}`")),
-            "{error}"
+            "{key}: {error}"
         );
     }
 }

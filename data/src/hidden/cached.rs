@@ -47,10 +47,10 @@ impl CachedSource {
     }
 
     /// Rows `[B, S, width]` of one part, padded with zeros.
-    fn tensor<'a>(&self, parts: impl Iterator<Item = &'a [u8]>, shape: [usize; 3]) -> Tensor<3> {
+    fn tensor(&self, parts: &[&[u8]], shape: [usize; 3]) -> Tensor<3> {
         let [num_rows, padded_len, width] = shape;
         let mut flat = Vec::with_capacity(num_rows * padded_len * width);
-        for (index, bytes) in parts.enumerate() {
+        for (index, bytes) in parts.iter().enumerate() {
             flat.extend(bytes.chunks_exact(2).map(|b| {
                 // A bf16 number is the upper half of an f32.
                 f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)
@@ -77,11 +77,14 @@ impl HiddenStateSource for CachedSource {
         let hidden = self.cache.identity().hidden_size;
         let aux_width = self.spec.aux_layer_ids.len() * hidden;
         let (num_rows, len) = (batch.num_rows(), batch.padded_len());
-        let aux = rows.iter().map(|row| row.stored.aux.as_slice());
-        let final_hidden = rows.iter().map(|row| row.stored.final_hidden.as_slice());
+        let aux: Vec<&[u8]> = rows.iter().map(|row| row.stored.aux.as_slice()).collect();
+        let final_hidden: Vec<&[u8]> = rows
+            .iter()
+            .map(|row| row.stored.final_hidden.as_slice())
+            .collect();
         Ok(TargetStates {
-            aux: self.tensor(aux, [num_rows, len, aux_width]),
-            final_hidden: self.tensor(final_hidden, [num_rows, len, hidden]),
+            aux: self.tensor(&aux, [num_rows, len, aux_width]),
+            final_hidden: self.tensor(&final_hidden, [num_rows, len, hidden]),
         })
     }
 

@@ -16,10 +16,13 @@ use draftsmith_models::weights::{NamedTensor, host_values};
 use safetensors::tensor::Dtype;
 
 /// What every example returns.
-pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// A target in f32 with a drafter from a checkpoint folder or an exported one.
-pub fn open(target: &Path, drafter: &Path) -> Outcome<(TargetModel, AnyDrafter, DrafterCard)> {
+pub(crate) fn open(
+    target: &Path,
+    drafter: &Path,
+) -> Outcome<(TargetModel, AnyDrafter, DrafterCard)> {
     let device = Device::flex();
     let model = TargetModel::load(target, FloatDType::F32, &device)?;
     let (drafter, card) = if drafter.join("drafter.json").exists() {
@@ -31,7 +34,7 @@ pub fn open(target: &Path, drafter: &Path) -> Outcome<(TargetModel, AnyDrafter, 
 }
 
 /// `1,2,3` as numbers.
-pub fn list<T: std::str::FromStr>(text: &str) -> Outcome<Vec<T>>
+pub(crate) fn list<T: std::str::FromStr>(text: &str) -> Outcome<Vec<T>>
 where
     T::Err: std::error::Error + 'static,
 {
@@ -42,18 +45,18 @@ where
 }
 
 /// A float tensor for the result file.
-pub fn float<const D: usize>(name: &str, tensor: &Tensor<D>) -> NamedTensor {
+pub(crate) fn float<const D: usize>(name: &str, tensor: &Tensor<D>) -> NamedTensor {
     NamedTensor::float(name, &tensor.dims(), &host_values(tensor), Dtype::F32)
 }
 
 /// A list of ids for the result file.
-pub fn ids(name: &str, ids: &[u32]) -> NamedTensor {
+pub(crate) fn ids(name: &str, ids: &[u32]) -> NamedTensor {
     let wide: Vec<i64> = ids.iter().map(|&id| i64::from(id)).collect();
     NamedTensor::int64(name, &wide)
 }
 
 /// Position of the largest value of each row; the first one on a tie.
-pub fn argmax(values: &[f32]) -> u32 {
+pub(crate) fn argmax(values: &[f32]) -> u32 {
     let mut best = 0;
     for (index, value) in values.iter().enumerate() {
         if *value > values[best] {

@@ -22,18 +22,18 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
 /// A target, a checkpoint of a drafter for it and a place for exports.
-pub struct Case {
+pub(crate) struct Case {
     folder: tempfile::TempDir,
-    pub drafter: AnyDrafter,
-    pub ends: TargetEnds,
-    pub spec: TargetSpec,
+    pub(crate) drafter: AnyDrafter,
+    pub(crate) ends: TargetEnds,
+    pub(crate) spec: TargetSpec,
 }
 
 /// What a test wants to differ from the shared tiny target (`T-tiny` of the fixtures).
-pub struct Wanted {
-    pub config: Value,
-    pub drafter: Eagle3Config,
-    pub draft_ids: Option<Vec<u32>>,
+pub(crate) struct Wanted {
+    pub(crate) config: Value,
+    pub(crate) drafter: Eagle3Config,
+    pub(crate) draft_ids: Option<Vec<u32>>,
 }
 
 impl Default for Wanted {
@@ -50,14 +50,14 @@ impl Default for Wanted {
 }
 
 /// 100 scattered ids of 320, 0 and 319 among them.
-pub fn scattered_ids() -> Vec<u32> {
+pub(crate) fn scattered_ids() -> Vec<u32> {
     let mut ids: Vec<u32> = (0..99).map(|i| i * 3 + u32::from(i % 5 == 4)).collect();
     ids.push(319);
     ids
 }
 
 impl Case {
-    pub fn new(mut wanted: Wanted) -> Self {
+    pub(crate) fn new(mut wanted: Wanted) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("target");
         write_target(&target, &wanted.config);
@@ -101,19 +101,22 @@ impl Case {
         }
     }
 
-    pub fn target(&self) -> PathBuf {
+    pub(crate) fn target(&self) -> PathBuf {
         self.folder.path().join("target")
     }
 
-    pub fn checkpoint(&self) -> PathBuf {
+    pub(crate) fn checkpoint(&self) -> PathBuf {
         self.folder.path().join("checkpoint")
     }
 
-    pub fn out(&self, format: &str) -> PathBuf {
+    pub(crate) fn out(&self, format: &str) -> PathBuf {
         self.folder.path().join("export").join(format)
     }
 
-    pub fn export(&self, format: &str) -> (draftsmith_export::ExportReport, Value, WeightFolder) {
+    pub(crate) fn export(
+        &self,
+        format: &str,
+    ) -> (draftsmith_export::ExportReport, Value, WeightFolder) {
         let out = self.out(format);
         let report = draftsmith_export::export(
             format,
@@ -128,7 +131,7 @@ impl Case {
     }
 
     /// Random captured states `[1, num_positions, K*H]` and the tokens that follow each position.
-    pub fn context(&self, num_positions: usize) -> (Tensor<3>, Vec<u32>) {
+    pub(crate) fn context(&self, num_positions: usize) -> (Tensor<3>, Vec<u32>) {
         let width = self.drafter.state_spec().aux_layer_ids.len() * self.spec.hidden_size;
         let mut stream = Stream::new(3, Purpose::Check, 0);
         let values: Vec<f32> = (0..num_positions * width)
@@ -145,7 +148,7 @@ impl Case {
     }
 }
 
-pub fn f32_config() -> ExportConfig {
+pub(crate) fn f32_config() -> ExportConfig {
     ExportConfig {
         dtype: ExportDtype::F32,
         ..ExportConfig::default()
@@ -154,7 +157,7 @@ pub fn f32_config() -> ExportConfig {
 
 /// Logits of `num_steps` chained depths after observing `ids.len()` positions; every depth is fed the
 /// given token, so that both sides of a comparison walk the same path.
-pub fn chain(
+pub(crate) fn chain(
     drafter: &AnyDrafter,
     ends: &TargetEnds,
     (aux, ids): (Tensor<3>, &[u32]),
@@ -180,7 +183,7 @@ pub fn chain(
 }
 
 /// The token fed at depth `step` of [`chain`].
-pub fn fed_token(step: usize) -> u32 {
+pub(crate) fn fed_token(step: usize) -> u32 {
     (step as u32 * 77 + 5) % 320
 }
 
@@ -214,7 +217,7 @@ fn random(name: &str, shape: &[usize], low: f64, width: f64, dtype: Dtype) -> Na
 
 /// `T-tiny`: 8 blocks, hidden 16, 4 query heads and 2 key-value heads, vocabulary 320, untied; `config`
 /// replaces keys.
-pub fn write_target(folder: &Path, config: &Value) {
+pub(crate) fn write_target(folder: &Path, config: &Value) {
     let mut full = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 320,
         "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 8,
@@ -239,7 +242,7 @@ pub fn write_target(folder: &Path, config: &Value) {
 }
 
 /// Float values of a tensor of an exported file.
-pub fn values(weights: &WeightFolder, name: &str) -> Vec<f32> {
+pub(crate) fn values(weights: &WeightFolder, name: &str) -> Vec<f32> {
     let shape = weights.shape(name).unwrap();
     weights
         .float_data(name, &shape)
@@ -249,7 +252,7 @@ pub fn values(weights: &WeightFolder, name: &str) -> Vec<f32> {
 }
 
 /// Raw bytes of a tensor of an exported file, with its element type.
-pub fn raw(weights: &WeightFolder, name: &str) -> Option<(Dtype, Vec<u8>)> {
+pub(crate) fn raw(weights: &WeightFolder, name: &str) -> Option<(Dtype, Vec<u8>)> {
     weights.file_bytes().find_map(|bytes| {
         let file = safetensors::SafeTensors::deserialize(bytes).unwrap();
         let view = file.tensor(name).ok()?;
@@ -258,7 +261,7 @@ pub fn raw(weights: &WeightFolder, name: &str) -> Option<(Dtype, Vec<u8>)> {
 }
 
 /// The offsets of `d2t`.
-pub fn offsets(weights: &WeightFolder) -> Option<Vec<i64>> {
+pub(crate) fn offsets(weights: &WeightFolder) -> Option<Vec<i64>> {
     let (dtype, bytes) = raw(weights, "d2t")?;
     assert_eq!(dtype, Dtype::I64);
     let (words, rest) = bytes.as_chunks::<8>();
