@@ -8,9 +8,16 @@ use crate::args::OutputArgs;
 #[derive(Clone, Debug)]
 pub(crate) struct Console {
     json: bool,
-    quiet: bool,
-    verbose: bool,
+    volume: Volume,
     interactive: bool,
+}
+
+/// How much to say beside results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Volume {
+    Quiet,
+    Normal,
+    Verbose,
 }
 
 impl Console {
@@ -18,8 +25,11 @@ impl Console {
     pub(crate) fn new(args: &OutputArgs) -> Self {
         Self {
             json: args.json,
-            quiet: args.quiet,
-            verbose: args.verbose,
+            volume: match (args.quiet, args.verbose) {
+                (true, _) => Volume::Quiet,
+                (false, true) => Volume::Verbose,
+                (false, false) => Volume::Normal,
+            },
             interactive: std::io::stderr().is_terminal(),
         }
     }
@@ -31,10 +41,11 @@ impl Console {
 
     /// Whether a moving progress bar makes sense.
     pub(crate) fn is_interactive(&self) -> bool {
-        self.interactive && !self.quiet
+        self.interactive && self.volume != Volume::Quiet
     }
 
     /// Prints a result.
+    #[expect(clippy::unused_self, reason = "whoever prints holds the console")]
     pub(crate) fn result(&self, text: &str) {
         print(&mut std::io::stdout(), text);
     }
@@ -55,19 +66,20 @@ impl Console {
 
     /// Prints what is going on, unless `--quiet`.
     pub(crate) fn say(&self, text: &str) {
-        if !self.quiet {
+        if self.volume != Volume::Quiet {
             print(&mut std::io::stderr(), text);
         }
     }
 
     /// Prints a detail, with `--verbose` only.
     pub(crate) fn detail(&self, text: &str) {
-        if self.verbose {
+        if self.volume == Volume::Verbose {
             print(&mut std::io::stderr(), text);
         }
     }
 
     /// Prints a warning; `--quiet` does not hide it.
+    #[expect(clippy::unused_self, reason = "whoever prints holds the console")]
     pub(crate) fn warn(&self, text: &str) {
         print(&mut std::io::stderr(), &format!("warning: {text}"));
     }

@@ -81,12 +81,12 @@ pub(crate) fn render(error: &anyhow::Error) -> String {
     for cause in error.chain().skip(1) {
         let cause = cause.to_string();
         if cause != previous {
-            text.push_str(&format!("\n  caused by: {cause}"));
+            text.extend(["\n  caused by: ", &cause]);
         }
         previous = cause;
     }
-    if let Some(hint) = diagnoses(error).find_map(|diagnosis| diagnosis.hint()) {
-        text.push_str(&format!("\nhint: {hint}"));
+    if let Some(hint) = diagnoses(error).find_map(Diagnose::hint) {
+        text.extend(["\nhint: ", &hint]);
     }
     text
 }

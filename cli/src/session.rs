@@ -190,7 +190,6 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    #[expect(clippy::exit, reason = "the second Ctrl-C must not wait for anything")]
     fn ask(&self) {
         if self.asked.swap(true, Ordering::SeqCst) {
             std::process::exit(KILLED);

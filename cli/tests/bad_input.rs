@@ -1,4 +1,5 @@
 //! Bad input: one clear message with place and hint, exit status 2, nothing written.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 

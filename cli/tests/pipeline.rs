@@ -1,4 +1,5 @@
 //! The whole program on a tiny random target: every stage, skipping, resuming, exporting.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
 

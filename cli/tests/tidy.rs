@@ -1,4 +1,5 @@
 //! House rules as tests: what each family must bring, how files look, who may depend on what.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -124,7 +124,7 @@ fn read_texts(path: &Path) -> Result<Texts, Box<dyn Error>> {
             &user.content
         };
         let text = render(prompt, &assistant.content, row.finish_reason == "stop");
-        if hash % HELD_OUT == 0 {
+        if hash.is_multiple_of(HELD_OUT) {
             texts.valid.push(text);
         } else {
             texts.train.push(text);

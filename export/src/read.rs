@@ -210,7 +210,11 @@ fn refuse_own_embedding(
     let own = float_values(weights.float_data(EMBEDDING, &shape)?);
     let theirs = target_tensor(target, TARGET_EMBEDDING, &shape)?;
     let rounded = |value: f32| half::bf16::from_f32(value).to_f32();
-    let is_copy = own == theirs || own.iter().zip(&theirs).all(|(a, b)| *a == rounded(*b));
+    let is_copy = own == theirs
+        || own
+            .iter()
+            .zip(&theirs)
+            .all(|(a, b)| a.to_bits() == rounded(*b).to_bits());
     if is_copy {
         return Ok(());
     }

@@ -152,10 +152,10 @@ mod tests {
 
     fn train(seed: u64, batch_tokens: usize, accumulate: usize, epochs: u64) -> TrainConfig {
         TrainConfig {
-            seed,
+            epochs,
             batch_tokens,
             accumulate,
-            epochs,
+            seed,
             ..TrainConfig::default()
         }
     }

@@ -302,15 +302,14 @@ impl Learner<'_> {
         let mut clock = Clock(Instant::now());
         let norm = gradient_norm(&self.drafter, &gradients);
         report.gradient_norm = Some(norm.norm);
-        report.update = match norm.not_finite {
-            Some(tensor) => Update::Skipped { tensor },
-            None => {
-                let gradients = clip(&self.drafter, gradients, norm.norm, self.clip_norm);
-                self.drafter = self
-                    .optimizer
-                    .step(learning_rate, self.drafter.clone(), gradients);
-                Update::Applied
-            }
+        report.update = if let Some(tensor) = norm.not_finite {
+            Update::Skipped { tensor }
+        } else {
+            let gradients = clip(&self.drafter, gradients, norm.norm, self.clip_norm);
+            self.drafter = self
+                .optimizer
+                .step(learning_rate, self.drafter.clone(), gradients);
+            Update::Applied
         };
         clock.lap(&mut report.phases.update);
     }

@@ -1,4 +1,5 @@
 //! Memory of a long run.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -8,7 +9,7 @@ use draftsmith_trainer::Resume;
 use draftsmith_trainer::observe::{Observer, Progress};
 
 fn resident_kilobytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let status = fs_err::read_to_string("/proc/self/status").unwrap();
     let line = status
         .lines()
         .find(|line| line.starts_with("VmRSS:"))

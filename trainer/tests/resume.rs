@@ -1,15 +1,16 @@
 //! Stopping, resuming and refusing to resume.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use common::{Scores, World, assert_same_weights, events, records, timeless};
 use draftsmith_models::error::Diagnose;
 use draftsmith_trainer::checkpoint;
 use draftsmith_trainer::{Outcome, Resume, TrainerError};
+use fs_err as fs;
 
 fn step_folder(folder: &Path, step: u64) -> PathBuf {
     folder.join("checkpoints").join(checkpoint::name(step))

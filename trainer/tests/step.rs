@@ -1,4 +1,5 @@
 //! One optimizer step: gradients, denominators, tails, numbers that are not finite.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
 
@@ -267,7 +268,7 @@ fn pitfall_64_short_runs_and_failing_runs_keep_their_events() {
 fn event_files_that_cannot_be_written_never_end_a_run() {
     let world = World::new(6);
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("tensorboard"), "a file, not a folder").unwrap();
+    fs_err::write(folder.path().join("tensorboard"), "a file, not a folder").unwrap();
     let (outcome, spy) = world.train(folder.path(), Resume::Fresh, None);
     outcome.unwrap();
     let warnings = spy.notices.iter().filter(|n| n.contains("no event file"));

@@ -65,7 +65,11 @@ pub(crate) fn compare(
     let folder = &session.run_file().target.path;
     let on_cpu = Arc::new(TargetModel::load(folder, FloatDType::F32, &cpu)?);
     let reference = gradients(session, run, &rows, on_cpu)?;
-    let on_device = Arc::new(TargetModel::load(folder, FloatDType::F32, session.device())?);
+    let on_device = Arc::new(TargetModel::load(
+        folder,
+        FloatDType::F32,
+        session.device(),
+    )?);
     let found = gradients(session, run, &rows, on_device)?;
     Ok(GradientCheck {
         tensors: differences(&reference, &found),

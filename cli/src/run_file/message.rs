@@ -162,9 +162,8 @@ pub(crate) fn section<T: serde::de::DeserializeOwned>(
 /// The reader's message on one line, with kinds of numbers as people say them.
 fn in_words(message: &str) -> String {
     let message = message.lines().collect::<Vec<_>>().join(": ");
-    let (text, expected) = match message.rsplit_once("expected ") {
-        Some(parts) => parts,
-        None => return message,
+    let Some((text, expected)) = message.rsplit_once("expected ") else {
+        return message;
     };
     let expected = match expected {
         "u32" | "u64" | "usize" => "a whole number of at least 0",

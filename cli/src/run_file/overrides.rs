@@ -34,7 +34,7 @@ impl Override {
             Ok(table) => (plain, table),
             Err(_not_toml) => {
                 let quoted = format!("{key} = {}", toml::Value::String(value.trim().to_owned()));
-                let table = toml::from_str(&quoted).map_err(|_| malformed())?;
+                let table = toml::from_str(&quoted).map_err(|_not_even_as_text| malformed())?;
                 (quoted, table)
             }
         };

@@ -25,7 +25,7 @@ struct Forced<'a> {
 
 impl Forced<'_> {
     /// The drafter's state for `tokens`, from nothing.
-    fn from_scratch(&self, tokens: &[u32]) -> DraftState {
+    fn recomputed(&self, tokens: &[u32]) -> DraftState {
         let device = self.target.device();
         let known = tokens.len() - 1;
         let states = self
@@ -52,7 +52,7 @@ impl Forced<'_> {
         );
         let width = logits.len() / rows.len();
         for (index, row) in rows.iter().enumerate() {
-            let mut fresh = self.from_scratch(row.tokens);
+            let mut fresh = self.recomputed(row.tokens);
             let (keys, values) = state.cache.committed(0, index);
             let (fresh_keys, fresh_values) = fresh.cache.committed(0, 0);
             close(&host_values(&keys), &host_values(&fresh_keys));

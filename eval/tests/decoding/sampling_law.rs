@@ -100,8 +100,8 @@ fn enumerate(
     }
     for (prefix, law) in open {
         let previous = prefix.last().copied().unwrap_or(0);
-        for token in 0..TOKENS {
-            let bonus = law * f64::from(p[previous][token]);
+        for (token, &share) in p[previous].iter().enumerate() {
+            let bonus = law * f64::from(share);
             if bonus > 0.0 {
                 let text = [prefix.as_slice(), &[token]].concat();
                 enumerate(tables, gamma, &text, bonus, out);
@@ -203,7 +203,7 @@ fn chi_square(counts: &[f64], law: &[f64]) -> (f64, f64) {
     for (&count, &share) in counts.iter().zip(law) {
         let expected = share * total;
         if share == 0.0 {
-            assert_eq!(count, 0.0, "an impossible text was drawn");
+            assert!(count < 0.5, "an impossible text was drawn");
         }
         if expected < 5.0 {
             pooled_count += count;

@@ -2,10 +2,12 @@
 
 use draftsmith_eval::config::EvalConfig;
 use draftsmith_eval::error::EvalError;
+use draftsmith_eval::lossless::LosslessCheck;
 use draftsmith_eval::report::{DrafterRecord, FORMAT_VERSION, Report, TargetRecord};
 use draftsmith_eval::suite::{NamedDrafter, Suite, SuiteRun, run};
 use draftsmith_eval::table::render;
 use draftsmith_models::checkpoint::TemplateRecord;
+use draftsmith_models::file::write_atomic;
 
 use crate::tiny::{VOCAB, drafter, prompts, reduced_vocab, target};
 
@@ -58,6 +60,7 @@ fn report(entries: Vec<draftsmith_eval::report::Entry>) -> Report {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one run, looked at from all sides")]
 fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
     let target = target();
     let vocab = reduced_vocab();
@@ -92,7 +95,7 @@ fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
             entry
                 .lossless
                 .as_ref()
-                .is_none_or(|check| check.is_lossless())
+                .is_none_or(LosslessCheck::is_lossless)
         );
         assert!(entry.speed_up.is_some() && entry.tau >= 1.0);
         let is_plain = entry.proposer == "none";
@@ -151,7 +154,7 @@ fn plain_decoding_is_the_reference_even_when_not_reported() {
 fn another_report_version_is_refused_with_both_versions() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
-    std::fs::write(&path, r#"{"format_version": 2, "other": true}"#).unwrap();
+    write_atomic(&path, br#"{"format_version": 2, "other": true}"#).unwrap();
     let message = Report::read(&path).unwrap_err().to_string();
     assert!(
         message.ends_with("format version 2, expected 1"),

@@ -11,6 +11,7 @@ use draftsmith_eval::propose::{DraftRule, DraftToken, NoProposer, ProposeRow, Pr
 use draftsmith_eval::verify;
 use draftsmith_models::drafter::eagle3::Eagle3Config;
 use draftsmith_models::drafter::{AnyDrafter, Committed, DrafterConfig, DrafterContext};
+use draftsmith_models::file::write_atomic;
 use draftsmith_models::rng::{Purpose, Stream, stable_hash};
 use draftsmith_models::sample::Sampling;
 use draftsmith_models::target::TargetModel;
@@ -73,7 +74,11 @@ pub(crate) fn target() -> TargetModel {
         "num_key_value_heads": 1, "head_dim": HEAD_DIM, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "max_position_embeddings": 256, "tie_word_embeddings": false, "eos_token_id": 15
     });
-    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    write_atomic(
+        &folder.path().join("config.json"),
+        config.to_string().as_bytes(),
+    )
+    .unwrap();
     write_safetensors(&folder.path().join("model.safetensors"), &tensors(), &[]).unwrap();
     TargetModel::load(folder.path(), FloatDType::F32, &Device::flex()).unwrap()
 }

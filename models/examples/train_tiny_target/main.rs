@@ -200,7 +200,7 @@ impl Log {
     fn add(&mut self, loss: f32, tokens: usize, step: usize, rate: f64) {
         self.loss += f64::from(loss) / LOG_EVERY as f64;
         self.tokens += tokens;
-        if step % LOG_EVERY == 0 {
+        if step.is_multiple_of(LOG_EVERY) {
             let speed = self.tokens as f64 / self.since.elapsed().as_secs_f64();
             say(&format!(
                 "step {step} loss {:.4} rate {rate:.2e} {speed:.0} tok/s",

@@ -81,7 +81,7 @@ impl Settings {
 }
 
 fn number<T: std::str::FromStr>(name: &str, value: &str) -> Result<T, ModelError> {
-    value.parse().map_err(|_| usage(name, value))
+    value.parse().map_err(|_not_a_number| usage(name, value))
 }
 
 fn usage(name: &str, value: &str) -> ModelError {

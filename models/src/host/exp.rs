@@ -14,12 +14,12 @@ pub fn exp(x: f32) -> f32 {
     let clamped = x.max(-87.3);
     let n = (clamped * LOG2_E + ROUND) - ROUND;
     let r = clamped - n * LN2_HIGH - n * LN2_LOW;
-    let p = 1.987_569_1e-4;
+    let p = 1.987_569_2e-4;
     let p = p * r + 1.398_2e-3;
     let p = p * r + 8.333_452e-3;
     let p = p * r + 4.166_579_6e-2;
     let p = p * r + 1.666_666_5e-1;
-    let p = p * r + 5.000_000_2e-1;
+    let p = p * r + 0.5;
     let value = p * r * r + r + 1.0;
     let scale = f32::from_bits(((n as i32 + 127) << 23) as u32);
     if x < -87.3 { 0.0 } else { value * scale }

@@ -17,8 +17,14 @@ pub fn is_host<const D: usize>(tensor: &Tensor<D>) -> bool {
 
 /// The values of a host tensor, moved out without a copy when nothing else holds it.
 pub fn take<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    #[expect(clippy::expect_used, reason = "callers check `is_host`, which checks the type")]
-    tensor.into_data().try_into_vec::<f32>().expect("the tensor holds f32 values")
+    #[expect(
+        clippy::expect_used,
+        reason = "callers check `is_host`, which checks the type"
+    )]
+    tensor
+        .into_data()
+        .try_into_vec::<f32>()
+        .expect("the tensor holds f32 values")
 }
 
 /// A host tensor of the given values, without a copy.

@@ -10,16 +10,19 @@ use super::exp::exp;
 pub fn causal_softmax(scores: &mut [f32], starts: &[usize], len: usize, num_keys: usize) {
     let rows_per_sequence = scores.len() / num_keys / starts.len().max(1);
     let rows_per_task = (super::TASK_LEN / num_keys).max(1);
-    scores.par_chunks_mut(rows_per_task * num_keys).enumerate().for_each(|(task, rows)| {
-        for (index, row) in rows.chunks_exact_mut(num_keys).enumerate() {
-            let row_index = task * rows_per_task + index;
-            let start = starts[row_index / rows_per_sequence];
-            let visible = (start + row_index % len + 1).min(num_keys);
-            let (seen, unseen) = row.split_at_mut(visible);
-            softmax_row(seen);
-            unseen.fill(0.0);
-        }
-    });
+    scores
+        .par_chunks_mut(rows_per_task * num_keys)
+        .enumerate()
+        .for_each(|(task, rows)| {
+            for (index, row) in rows.chunks_exact_mut(num_keys).enumerate() {
+                let row_index = task * rows_per_task + index;
+                let start = starts[row_index / rows_per_sequence];
+                let visible = (start + row_index % len + 1).min(num_keys);
+                let (seen, unseen) = row.split_at_mut(visible);
+                softmax_row(seen);
+                unseen.fill(0.0);
+            }
+        });
 }
 
 /// Softmax of one row in place.
@@ -56,8 +59,9 @@ mod tests {
     #[test]
     fn each_row_sums_to_one_over_visible_keys_only() {
         let (starts, heads, len, keys) = ([3, 0], 2, 4, 7);
-        let mut scores: Vec<f32> =
-            (0..2 * heads * len * keys).map(|i| ((i * 37) % 11) as f32 - 5.0).collect();
+        let mut scores: Vec<f32> = (0..2 * heads * len * keys)
+            .map(|i| ((i * 37) % 11) as f32 - 5.0)
+            .collect();
         let before = scores.clone();
         causal_softmax(&mut scores, &starts, len, keys);
         for (index, row) in scores.chunks(keys).enumerate() {

@@ -6,15 +6,15 @@ use super::exp::exp;
 
 /// Replaces `gate` by `silu(gate) * up`, element by element.
 pub fn swiglu(gate: &mut [f32], up: &[f32]) {
-    gate.par_chunks_mut(super::TASK_LEN).zip(up.par_chunks(super::TASK_LEN)).for_each(
-        |(gate, up)| {
+    gate.par_chunks_mut(super::TASK_LEN)
+        .zip(up.par_chunks(super::TASK_LEN))
+        .for_each(|(gate, up)| {
             for (g, u) in gate.iter_mut().zip(up) {
                 // Beyond 80 the sigmoid differs from its limit by less than f32 can show.
                 let e = exp(-g.clamp(-80.0, 80.0));
                 *g = *g / (1.0 + e) * u;
             }
-        },
-    );
+        });
 }
 
 #[cfg(test)]
@@ -30,7 +30,10 @@ mod tests {
         for ((&g, &u), &y) in gate.iter().zip(&up).zip(&fused) {
             let exact = f64::from(g) / (1.0 + (-f64::from(g)).exp()) * f64::from(u);
             // Relative error of exp plus three roundings.
-            assert!((f64::from(y) - exact).abs() <= 1e-6 * exact.abs() + 1e-30, "{g} {u}");
+            assert!(
+                (f64::from(y) - exact).abs() <= 1e-6 * exact.abs() + 1e-30,
+                "{g} {u}"
+            );
         }
     }
 }

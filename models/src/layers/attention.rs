@@ -67,7 +67,12 @@ pub struct Causal {
 impl Causal {
     /// `len` queries a row after `starts[b]` earlier keys, among `num_keys` keys.
     pub fn new(starts: &[usize], len: usize, num_keys: usize) -> Self {
-        Self { starts: starts.to_vec(), len, num_keys, mask: OnceLock::new() }
+        Self {
+            starts: starts.to_vec(),
+            len,
+            num_keys,
+            mask: OnceLock::new(),
+        }
     }
 
     /// The additive mask `[B, 1, S, T]` on `device`, made once.

@@ -116,8 +116,8 @@ pub(super) fn step_folders(root: &Path) -> Result<Vec<(u64, PathBuf)>, TrainerEr
 pub(super) fn leftovers(root: &Path) -> Result<Vec<PathBuf>, TrainerError> {
     let mut folders = entries(root)?;
     folders.retain(|path| {
-        let name = name_of(path);
-        name.starts_with(".step-") && name.ends_with(".tmp")
+        let is_temporary = path.extension().is_some_and(|extension| extension == "tmp");
+        is_temporary && name_of(path).starts_with(".step-")
     });
     folders.sort();
     Ok(folders)

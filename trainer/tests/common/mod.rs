@@ -1,11 +1,9 @@
 //! A tiny random Llama, a tiny data set and one call that trains on them.
 #![allow(
     dead_code,
-    reason = "every test binary uses its own part of the harness"
-)]
-#![expect(
+    unreachable_pub,
     clippy::allow_attributes,
-    reason = "whether something is unused differs between the test binaries"
+    reason = "every test binary uses its own part of the harness"
 )]
 
 use std::path::Path;
@@ -263,7 +261,7 @@ pub fn timeless(mut records: Vec<StepRecord>) -> Vec<StepRecord> {
 
 /// Names and bytes of all parameters. The header of the file is no part of it: its order is free.
 pub fn weights(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
-    let bytes = std::fs::read(checkpoint.join("drafter.safetensors")).unwrap();
+    let bytes = fs_err::read(checkpoint.join("drafter.safetensors")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes)
         .unwrap()
         .tensors();
@@ -286,9 +284,9 @@ pub fn assert_same_weights(left: &Path, right: &Path) {
 /// (step, value) of every event of a tag, over all event files of a run folder.
 pub fn events(folder: &Path, tag: &str) -> Vec<u64> {
     let mut steps = Vec::new();
-    for start in std::fs::read_dir(folder.join("tensorboard")).unwrap() {
-        for file in std::fs::read_dir(start.unwrap().path()).unwrap() {
-            let bytes = std::fs::read(file.unwrap().path()).unwrap();
+    for start in fs_err::read_dir(folder.join("tensorboard")).unwrap() {
+        for file in fs_err::read_dir(start.unwrap().path()).unwrap() {
+            let bytes = fs_err::read(file.unwrap().path()).unwrap();
             steps.extend(steps_of(&bytes, tag));
         }
     }
