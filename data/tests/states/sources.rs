@@ -47,7 +47,7 @@ fn six_rows() -> Vec<TokenRow> {
 }
 
 /// Pitfall 23: states that belong to other rows of the batch, or to an earlier call.
-/// Red under: `HostStates::row` with `place.saturating_sub(1)` in place of `place` (cached), and
+/// To turn red (mutation still to be run): `HostStates::row` with `place.saturating_sub(1)` in place of `place` (cached), and
 /// `Tensor::from_data` fed from `batch.rows` in reversed order (online ids).
 #[test]
 fn pitfall_23_states_belong_to_their_row_whatever_the_batch() {
