@@ -140,7 +140,7 @@ mod tests {
 
     /// Pitfall 66: a drafter whose second draft is right exactly when its first is wrong, over two turns
     /// of different length. Marginal accuracy is 0.5 at both depths; what decoding sees is 0.5, then 0.
-    /// Meant to be red under (not yet run): `reached_by_depth` counted with `round.accepted + 1 >= depth`.
+    /// Red under: `reached_by_depth` counted with `round.accepted + 1 >= depth`.
     #[test]
     fn pitfall_66_conditional_acceptance_and_survival_have_their_own_names() {
         let records = [record(&[1, 0, 1, 0, 0, 1], 2), record(&[0, 1], 2)];

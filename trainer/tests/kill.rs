@@ -56,7 +56,7 @@ fn newest_step(folder: &Path) -> u64 {
         .map_or(0, |path| checkpoint::read_state(&path).unwrap().step)
 }
 
-// Not seen red yet: without `step <= completed` in `kept_lines` (lines of repeated steps stay).
+// Red under: without `step <= completed` in `kept_lines` (lines of repeated steps stay).
 #[test]
 fn pitfall_53_a_run_killed_ten_times_equals_an_undisturbed_one() {
     let straight = tempfile::tempdir().unwrap();

@@ -305,7 +305,7 @@ fn the_best_checkpoint_is_the_one_with_the_highest_score_and_survives_pruning() 
     assert_eq!(events(folder.path(), "validation/tau_gamma_5"), [3, 6, 12]);
 }
 
-// Not seen red yet: `record.loss` replaced by the validation's score in `Run::log`.
+// Red under: `record.loss` replaced by the validation's score in `Run::log`.
 #[test]
 fn pitfall_65_validation_never_reaches_the_training_figures() {
     let mut world = World::new(20);

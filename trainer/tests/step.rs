@@ -86,7 +86,7 @@ fn the_closed_form_step_equals_plain_automatic_differentiation() {
     assert_eq!(report.update, Update::Applied);
 }
 
-// Not seen red yet: dividing by `denominator * 4 / micro-batches` (the full window) in `Learner::step`.
+// Red under: dividing by `denominator * 4 / micro-batches` (the full window) in `Learner::step`.
 #[test]
 fn pitfall_22_the_accumulation_tail_is_a_mean_over_its_own_rows() {
     let mut world = World::new(10);
@@ -190,7 +190,7 @@ fn pitfall_57_a_gradient_that_is_not_finite_is_skipped_and_counted() {
     );
 }
 
-// Not seen red yet: `count < MAX_CONSECUTIVE_SKIPS` replaced by `true`.
+// Red under: `count < MAX_CONSECUTIVE_SKIPS` replaced by `true`.
 #[test]
 fn pitfall_57_ten_skips_in_a_row_end_the_run_naming_the_tensor() {
     let world = World::new(40);
@@ -238,7 +238,7 @@ fn large_hidden_states_in_bf16_give_the_loss_of_f32() {
     assert_close(loss(FloatDType::BF16), loss(FloatDType::F32), 0.01);
 }
 
-// Not seen red yet: recording only at the end of an interval in `Run::log`.
+// Red under: recording only at the end of an interval in `Run::log`.
 #[test]
 fn pitfall_64_short_runs_and_failing_runs_keep_their_events() {
     let mut world = World::new(6);

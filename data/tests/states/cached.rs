@@ -19,8 +19,7 @@ fn refusal(source: &CachedSource, rows: &[TokenRow]) -> String {
 }
 
 /// Pitfall 24: a row with another number of states than tokens, or with states of other tokens.
-/// To turn red (mutation still to be run): the comparison with `ids_hash` removed; `stored.num_tokens as usize == len` and the two
-/// byte lengths compared with `>=`.
+/// Red under: the comparison with `ids_hash` removed.
 #[test]
 fn pitfall_24_lengths_and_ids_must_agree() {
     let (folder, target) = tiny::target();
@@ -87,7 +86,7 @@ fn patch_final(folder: &Path, computed: &[f32], position: usize, states: &[Vec<b
 }
 
 /// Pitfall 25: states that are not finite reached the training unseen.
-/// To turn red (mutation still to be run): `is_finite &=` replaced by `is_finite |=` in `scan`; zeros: `any == 0` by `false`.
+/// Red under: `is_finite &=` replaced by `is_finite |=` in `scan`.
 #[test]
 fn pitfall_25_states_that_are_not_finite_are_refused_and_zeros_are_counted() {
     let (folder, target) = tiny::target();
@@ -126,7 +125,7 @@ fn pitfall_25_states_that_are_not_finite_are_refused_and_zeros_are_counted() {
 }
 
 /// Pitfall 27: a cache made with another target, layer set, tokenizer, template, length or type.
-/// To turn red (mutation still to be run): `CacheManifest::require` returning `Ok(())`.
+/// Red under: `CacheManifest::require` returning `Ok(())`.
 #[test]
 #[expect(clippy::too_many_lines, reason = "one line a field of the identity")]
 fn pitfall_27_a_cache_of_another_target_is_refused_naming_the_field() {

@@ -61,8 +61,7 @@ fn a_capture_that_dies() {
 }
 
 /// Pitfall 26: a row cut off by a crash counted as done forever.
-/// To turn red (mutation still to be run): `MappedShard::open(..).is_ok()` in `open_or_create` replaced by `exists()`; temporary
-/// files: `is_temporary ||` removed.
+/// Red under: `MappedShard::open(..).is_ok()` in `open_or_create` replaced by `exists()`.
 #[test]
 fn pitfall_26_a_crash_or_a_cut_file_costs_only_what_was_cut() {
     let (folder, target) = tiny::target();
@@ -94,7 +93,7 @@ fn pitfall_26_a_crash_or_a_cut_file_costs_only_what_was_cut() {
 }
 
 /// Pitfall 30: finished rows computed again after a restart.
-/// To turn red (mutation still to be run): `open_or_create` starting from `CacheManifest::new` in every case.
+/// Red under: `open_or_create` starting from `CacheManifest::new` in every case.
 #[test]
 fn pitfall_30_a_restart_computes_only_what_is_missing() {
     let (folder, target) = tiny::target();

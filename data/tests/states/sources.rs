@@ -47,8 +47,7 @@ fn six_rows() -> Vec<TokenRow> {
 }
 
 /// Pitfall 23: states that belong to other rows of the batch, or to an earlier call.
-/// To turn red (mutation still to be run): `HostStates::row` with `place.saturating_sub(1)` in place of `place` (cached), and
-/// `Tensor::from_data` fed from `batch.rows` in reversed order (online ids).
+/// Red under: `stored_row` called with `place.saturating_sub(1)` in `cache/writer.rs`.
 #[test]
 fn pitfall_23_states_belong_to_their_row_whatever_the_batch() {
     let (folder, target) = tiny::target();

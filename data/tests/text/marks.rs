@@ -78,7 +78,7 @@ fn pitfall_08_generation_tags_render_as_if_absent_and_agree_with_the_marks() {
     assert_eq!(plain, tagged);
 }
 
-/// Meant to turn red under: `encode_fast(text, true)` in `tokenizer.rs`.
+/// Red under: `encode_fast(text, true)` in `tokenizer.rs`.
 #[test]
 fn pitfall_09_bos_appears_once_where_the_template_prints_it_and_never_otherwise() {
     let adds_bos = json!({"type": "TemplateProcessing",
@@ -124,7 +124,7 @@ fn pitfall_10_marks_do_not_drift_after_characters_of_several_tokens() {
     );
 }
 
-/// Meant to turn red under: `inserted_text` always `None` (the block becomes part of the answer).
+/// Red under: `inserted_text` always `None` (the block becomes part of the answer).
 #[test]
 fn pitfall_16_what_server_or_template_insert_is_never_a_target() {
     // Thinking off: the block is part of the prompt. Thinking not off: the template writes the block into
@@ -158,7 +158,7 @@ fn reasoning_in_the_text_is_generated() {
     );
 }
 
-/// Meant to turn red under: `row.push(&text.end, 0)` in `Marker::mark`, and `end_of_turn` returning `tail.len()`.
+/// Red under: `row.push(&text.end, 0)` in `Marker::mark`.
 #[test]
 fn pitfall_17_every_end_is_a_target_and_the_newline_after_it_is_not() {
     let fixture = Fixture::new(PLAIN);
@@ -184,7 +184,7 @@ fn pitfall_17_every_end_is_a_target_and_the_newline_after_it_is_not() {
     assert_eq!(dataset.manifest().counts.rows_with_generated_end, 1);
 }
 
-/// Meant to turn red under: `assistant` in `Marker::mark` reduced to its last entry.
+/// Red under: `assistant` in `Marker::mark` reduced to its last entry.
 #[test]
 fn pitfall_18_all_assistant_turns_are_marked_or_the_row_is_refused() {
     let turns = [
@@ -226,7 +226,7 @@ fn pitfall_18_all_assistant_turns_are_marked_or_the_row_is_refused() {
     );
 }
 
-/// Meant to turn red under: the second check of `has_slot` in `prepare.rs` removed, and `truncate` leaving `turns` whole.
+/// Red under: the second check of `has_slot` in `prepare.rs` removed.
 #[test]
 fn pitfall_19_truncation_comes_before_the_check_for_targets() {
     let fixture = Fixture::new(PLAIN);
@@ -259,7 +259,7 @@ fn pitfall_19_truncation_comes_before_the_check_for_targets() {
     assert_eq!((counts.clipped, counts.rows_with_generated_end), (1, 0));
 }
 
-/// Meant to turn red under: `cut` in `Marker::mark` always false.
+/// Red under: `cut` in `Marker::mark` always false.
 #[test]
 fn the_end_of_a_cut_answer_is_not_generated() {
     let fixture = Fixture::new(PLAIN);

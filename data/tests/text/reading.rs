@@ -137,7 +137,7 @@ fn pitfall_04_key_styles_give_the_same_tokens_and_marks() {
     }
 }
 
-/// Meant to turn red under: `resolve` in `source/mod.rs` ending with `.or(Some("assistant"))`.
+/// Red under: `resolve` in `source/mod.rs` ending with `.or(Some("assistant"))`.
 #[test]
 fn pitfall_11_unknown_roles_are_listed_and_never_guessed() {
     let fixture = Fixture::new(PLAIN);
@@ -174,7 +174,7 @@ fn pitfall_11_unknown_roles_are_listed_and_never_guessed() {
     );
 }
 
-/// Meant to turn red under: `add_system_column` in `source/row.rs` doing nothing.
+/// Red under: `add_system_column` in `source/row.rs` doing nothing.
 #[test]
 fn pitfall_12_system_text_survives_in_every_form() {
     let fixture = Fixture::new(PLAIN);

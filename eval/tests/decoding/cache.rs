@@ -120,7 +120,7 @@ impl Proposer for Forced<'_> {
 }
 
 /// Pitfall 69: the drafter's cache holds only states of committed tokens after each verification.
-/// Meant to be red under (not yet run): `state.observed = state.cache.lens().to_vec();` put in front of `observe` in `commit` of
+/// Red under: `state.observed = state.cache.lens().to_vec();` put in front of `observe` in `commit` of
 /// `propose/drafter.rs`, which keeps the drafted entries.
 #[test]
 fn pitfall_69_the_drafter_state_equals_a_recomputation_before_each_round() {

@@ -124,7 +124,7 @@ fn all_texts() -> impl Iterator<Item = [usize; DEPTH]> {
     })
 }
 
-/// Meant to be red under (not yet run): `residual` returning `p`, and under `accept_probability` returning `p / (p + q)`.
+/// Red under: `residual` returning `p`, and under `accept_probability` returning `p / (p + q)`.
 #[test]
 fn the_joint_law_equals_the_targets_by_enumeration() {
     for seed in 0..6 {

@@ -7,7 +7,7 @@ use crate::tiny::{Oracle, Truth, VOCAB, plain, prompts, run, settings, target};
 
 /// Pitfall 67: a stop token that was accepted inside a block, came as the bonus token, or is one of
 /// several, ends the text at that token.
-/// Meant to be red under (not yet run): `ended` in `settle` of `decode/batch.rs` set to `false`.
+/// Red under: `ended` in `settle` of `decode/batch.rs` set to `false`.
 #[test]
 fn pitfall_67_a_stop_token_anywhere_in_a_block_ends_the_text() {
     let target = target();
