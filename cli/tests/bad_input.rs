@@ -59,7 +59,7 @@ fn a_mistyped_key_of_a_drafter_names_the_shared_keys_too() {
 }
 
 /// Pitfall 62: an unknown name never falls back to a default.
-/// Red under: `FamilyName` returning `FAMILIES[0]` for an unknown name.
+/// The test of unknown losses below is red under `find` in `loss/mod.rs` ending with `.or(Some(&Kl))`.
 #[test]
 fn pitfall_62_unknown_families_are_refused_with_the_list() {
     for family in ["eagle-3", "Dflash", "\"\""] {

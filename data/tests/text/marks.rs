@@ -59,7 +59,7 @@ fn pitfall_06_prompt_tokens_are_those_the_server_sends_with_the_same_options() {
     }
 }
 
-/// Meant to turn red under: `without_generation_tags` returning its input (the template does not parse).
+/// Red under: `without_generation_tags` returning its input (the template does not parse).
 #[test]
 fn pitfall_08_generation_tags_render_as_if_absent_and_agree_with_the_marks() {
     let rows = [chat(
