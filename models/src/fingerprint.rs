@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use crate::error::ModelError;
-use crate::file;
 
 /// Files of a model folder that belong to its identity, beside the weights.
 const TEXT_FILES: &[&str] = &[
@@ -16,8 +15,7 @@ const TEXT_FILES: &[&str] = &[
 
 /// The blake3 hash (hex) over configuration, tokenizer, template and all weight files of a folder.
 ///
-/// Computed once and remembered beside nothing: `memory` maps (path, size, modification time) of the
-/// weight files to the hash, so that an unchanged folder is not read again.
+/// Every file is read through, whole weights included; a caller that needs the hash twice keeps it.
 ///
 /// # Errors
 /// [`ModelError::Io`] naming the file that cannot be read.
@@ -36,10 +34,13 @@ pub fn target_fingerprint(folder: &Path) -> Result<String, ModelError> {
 }
 
 fn hash_file(hasher: &mut blake3::Hasher, name: &str, path: &Path) -> Result<(), ModelError> {
-    let bytes = file::read(path)?;
+    let failed = |e| ModelError::io(path, e);
+    let file = fs_err::File::open(path).map_err(failed)?;
+    let len = file.metadata().map_err(failed)?.len();
     hasher.update(name.as_bytes());
-    hasher.update(&(bytes.len() as u64).to_le_bytes());
-    hasher.update(&bytes);
+    hasher.update(&len.to_le_bytes());
+    // Piece by piece: the weights may be larger than the memory.
+    hasher.update_reader(file).map_err(failed)?;
     Ok(())
 }
 
