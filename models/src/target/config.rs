@@ -63,7 +63,6 @@ const IGNORED: &[&str] = &[
     "label2id",
     "max_window_layers",
     "pretraining_tp",
-    "rope_interleaved",
     "torch_dtype",
     "transformers.js_config",
     "transformers_version",
@@ -72,6 +71,14 @@ const IGNORED: &[&str] = &[
     "output_attentions",
     "return_dict",
     "chunk_size_feed_forward",
+];
+
+/// Flags that change the forward pass in a way this build does not compute.
+const REFUSED_FLAGS: &[&str] = &[
+    "mlp_bias",
+    "attention_bias",
+    "use_sliding_window",
+    "rope_interleaved",
 ];
 
 impl TargetSpec {
@@ -113,7 +120,7 @@ impl TargetSpec {
             return Err(keys.unexpected("model_type", "`llama`, `qwen2` or `qwen3`", &model_type));
         }
         keys.require("hidden_act", &["silu"])?;
-        for key in ["mlp_bias", "attention_bias", "use_sliding_window"] {
+        for key in REFUSED_FLAGS {
             if keys.flag(key, false)? {
                 return Err(keys.unexpected(key, "false", "true"));
             }

@@ -205,6 +205,11 @@ fn a_key_that_is_not_understood_is_named() {
         "`attention_bias` in `DIR/config.json` is true, expected false",
     );
     is_refused(
+        "rope_interleaved",
+        json!(true),
+        "`rope_interleaved` in `DIR/config.json` is true, expected false",
+    );
+    is_refused(
         "sliding_window",
         json!(4096),
         "`sliding_window` in `DIR/config.json` is `4096`, expected null",
