@@ -1,6 +1,6 @@
 //! Times training steps of an EAGLE-3 drafter at the shapes of SmolLM2-135M, with random states.
 //!
-//! `cargo run --release -p draftsmith-trainer --example step_bench -- [steps] [trained|frozen]`
+//! `cargo run --release -p draftsmith-trainer --example step_bench -- [steps] [trained|frozen] [chunk_positions]`
 //!
 //! Prints the median of each phase over the steps after the first, and the peak of the resident memory.
 #![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
@@ -25,6 +25,10 @@ use draftsmith_models::vocab::VocabMap;
 use draftsmith_trainer::config::{Compute, OptimizerConfig};
 use draftsmith_trainer::step::{Learner, Phases, optimizer};
 
+/// The allocator of the program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const VOCAB: usize = 49_152;
 const DRAFT_VOCAB: usize = 8192;
 const HIDDEN: usize = 576;
@@ -43,6 +47,10 @@ fn main() {
         Some("frozen") => HeadMode::Frozen,
         _ => HeadMode::Trained,
     };
+    let mut objective = ObjectiveConfig::default();
+    if let Some(text) = args.next() {
+        objective.chunk_positions = text.parse().expect("a number of positions");
+    }
     let inner = Device::flex();
     let device = inner.clone().autodiff();
     let spec = smollm2();
@@ -68,7 +76,7 @@ fn main() {
     let mut learner = Learner {
         optimizer: optimizer(&OptimizerConfig::default(), &drafter),
         drafter,
-        objective: Objective::new(&ObjectiveConfig::default()).expect("valid settings"),
+        objective: Objective::new(&objective).expect("valid settings"),
         teacher: Teacher {
             ends: &ends,
             vocab: &vocab,

@@ -1,6 +1,7 @@
 //! A vectorisable `exp` for f32.
 
-/// `exp(x)` with a relative error below 3e-7; 0 below -87.3, and `x` must not exceed 88.
+/// `exp(x)` with a relative error below 3e-7; 0 below -87.3, and `x` must not exceed 88. What is not a
+/// number stays so.
 ///
 /// Range reduction by `ln 2` in two parts, then the degree-5 polynomial of Cephes `expf` (Moshier, 1989)
 /// on `[-ln2/2, ln2/2]`; free of branches, so that a loop over it becomes vector code.
@@ -9,10 +10,12 @@ pub fn exp(x: f32) -> f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
+    // Adding 1.5 * 2^23 rounds to the nearest integer, which then stands in the low bits of the sum.
     const ROUND: f32 = 12_582_912.0;
-    let clamped = x.max(-87.3);
-    let n = (clamped * LOG2_E + ROUND) - ROUND;
+    // `f32::max` would turn what is not a number into the bound.
+    let clamped = if x < -87.3 { -87.3 } else { x };
+    let rounded = clamped * LOG2_E + ROUND;
+    let n = rounded - ROUND;
     let r = clamped - n * LN2_HIGH - n * LN2_LOW;
     let p = 1.987_569_2e-4;
     let p = p * r + 1.398_2e-3;
@@ -21,7 +24,8 @@ pub fn exp(x: f32) -> f32 {
     let p = p * r + 1.666_666_5e-1;
     let p = p * r + 0.5;
     let value = p * r * r + r + 1.0;
-    let scale = f32::from_bits(((n as i32 + 127) << 23) as u32);
+    // `n + 127` in the exponent field: only the low nine bits of the sum survive the shift.
+    let scale = f32::from_bits((rounded.to_bits() << 23).wrapping_add(1.0_f32.to_bits()));
     if x < -87.3 { 0.0 } else { value * scale }
 }
 
@@ -40,5 +44,6 @@ mod tests {
         assert_eq!(exp(-1e30).to_bits(), 0);
         assert_eq!(exp(f32::NEG_INFINITY).to_bits(), 0);
         assert_eq!(exp(0.0).to_bits(), 1.0_f32.to_bits());
+        assert!(exp(f32::NAN).is_nan());
     }
 }

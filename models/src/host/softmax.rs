@@ -1,8 +1,13 @@
 //! Causal softmax over attention scores in place.
+#![expect(
+    clippy::inline_always,
+    reason = "the vector width of a caller reaches only what is inlined into it"
+)]
 
 use rayon::prelude::*;
 
 use super::exp::exp;
+use super::row::{self, vectorised};
 
 /// Softmax of each row of `scores`, flat `[B, heads, S, T]`, over the keys it may see; zero elsewhere.
 ///
@@ -19,37 +24,23 @@ pub fn causal_softmax(scores: &mut [f32], starts: &[usize], len: usize, num_keys
                 let start = starts[row_index / rows_per_sequence];
                 let visible = (start + row_index % len + 1).min(num_keys);
                 let (seen, unseen) = row.split_at_mut(visible);
-                softmax_row(seen);
+                vectorised(|| softmax_row(seen));
                 unseen.fill(0.0);
             }
         });
 }
 
 /// Softmax of one row in place.
-pub fn softmax_row(row: &mut [f32]) {
-    let max = row_max(row);
-    let mut lanes = [0.0_f32; 16];
-    for chunk in row.chunks_mut(16) {
-        for (x, lane) in chunk.iter_mut().zip(&mut lanes) {
-            *x = exp(*x - max);
-            *lane += *x;
-        }
+#[inline(always)]
+fn softmax_row(row: &mut [f32]) {
+    let max = row::max(row);
+    for x in &mut *row {
+        *x = exp(*x - max);
     }
-    let scale = 1.0 / lanes.iter().sum::<f32>();
+    let scale = 1.0 / row::sum([row], |[x]| x);
     for x in row {
         *x *= scale;
     }
-}
-
-/// Largest value of a row, minus infinity for an empty one.
-pub fn row_max(row: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    for chunk in row.chunks(16) {
-        for (x, lane) in chunk.iter().zip(&mut lanes) {
-            *lane = if *x > *lane { *x } else { *lane };
-        }
-    }
-    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
 }
 
 #[cfg(test)]

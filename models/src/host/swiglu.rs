@@ -1,20 +1,28 @@
 //! `silu(gate) * up` in one pass.
+#![expect(
+    clippy::inline_always,
+    reason = "the vector width of a caller reaches only what is inlined into it"
+)]
 
 use rayon::prelude::*;
 
 use super::exp::exp;
+use super::row::vectorised;
 
 /// Replaces `gate` by `silu(gate) * up`, element by element.
 pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     gate.par_chunks_mut(super::TASK_LEN)
         .zip(up.par_chunks(super::TASK_LEN))
-        .for_each(|(gate, up)| {
-            for (g, u) in gate.iter_mut().zip(up) {
-                // Beyond 80 the sigmoid differs from its limit by less than f32 can show.
-                let e = exp(-g.clamp(-80.0, 80.0));
-                *g = *g / (1.0 + e) * u;
-            }
-        });
+        .for_each(|(gate, up)| vectorised(|| swiglu_part(gate, up)));
+}
+
+#[inline(always)]
+fn swiglu_part(gate: &mut [f32], up: &[f32]) {
+    for (g, u) in gate.iter_mut().zip(up) {
+        // Beyond 80 the sigmoid differs from its limit by less than f32 can show.
+        let e = exp(-g.clamp(-80.0, 80.0));
+        *g = *g / (1.0 + e) * u;
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 
 use burn::tensor::{FloatDType, IndexingUpdateOp, Int, Tensor};
 
-use super::{DraftLoss, LossRows, LossTerms};
+use super::{DraftLoss, LossRows, LossTerms, SlotRow};
+use crate::host::row::{self, vectorised};
 
 /// `-log q(y)`; a slot whose token is outside the draft vocabulary contributes zero.
 ///
@@ -29,6 +30,21 @@ impl DraftLoss for CrossEntropy {
         let minus_one = known.clone().neg();
         let grad = (rows.q.clone() * known).scatter(1, label, minus_one, IndexingUpdateOp::Add);
         LossTerms { value, grad }
+    }
+
+    fn evaluate_row(&self, row: &SlotRow<'_>, scale: f32, grad: &mut [f32]) -> f32 {
+        let label = match self {
+            Self::DataToken => row.label,
+            Self::TargetArgmax => Some(vectorised(|| row::argmax(row.p))),
+        };
+        let Some(label) = label else {
+            return 0.0;
+        };
+        for (grad, q) in grad.iter_mut().zip(row.q) {
+            *grad += scale * q;
+        }
+        grad[label] -= scale;
+        -row.log_q[label]
     }
 }
 

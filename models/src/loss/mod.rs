@@ -48,6 +48,25 @@ impl LossRows {
     }
 }
 
+/// Teacher and drafter on the draft vocabulary for one slot, in host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotRow<'a> {
+    /// `log q`, `[V_draft]`.
+    pub log_q: &'a [f32],
+    /// `q`, `[V_draft]`.
+    pub q: &'a [f32],
+    /// `p`, not renormalised, `[V_draft]`.
+    pub p: &'a [f32],
+    /// `log p`, `[V_draft]`.
+    pub log_p: &'a [f32],
+    /// `sum(p)` over the draft vocabulary.
+    pub kept_mass: f32,
+    /// Draft id of the data token, if it has one.
+    pub label: Option<usize>,
+    /// The overlap `sum(min(p, q))`.
+    pub alpha: f32,
+}
+
 /// Value and gradient of a loss, row by row.
 #[derive(Clone, Debug)]
 pub struct LossTerms {
@@ -63,6 +82,9 @@ pub trait DraftLoss: Debug + Send + Sync {
     fn name(&self) -> &'static str;
     /// Value and gradient for each row; the formula and its source are in the type's documentation.
     fn evaluate(&self, rows: &LossRows) -> LossTerms;
+    /// The same for one row in host memory: adds `scale` times the gradient to `grad` `[V_draft]` and
+    /// returns the value.
+    fn evaluate_row(&self, row: &SlotRow<'_>, scale: f32, grad: &mut [f32]) -> f32;
 }
 
 /// Every loss, in the order shown in messages.

@@ -2,7 +2,8 @@
 
 use burn::tensor::FloatDType;
 
-use super::{DraftLoss, LossRows, LossTerms};
+use super::{DraftLoss, LossRows, LossTerms, SlotRow};
+use crate::host::row::{self, vectorised};
 
 /// `TV = 1 - alpha = 1 - sum min(p, q)`, with the mass outside the draft vocabulary counted as lost.
 ///
@@ -28,5 +29,16 @@ impl DraftLoss for Tv {
             value: rows.alpha().neg().add_scalar(1.0),
             grad: rows.q.clone() * (below_mass - below),
         }
+    }
+
+    fn evaluate_row(&self, row: &SlotRow<'_>, scale: f32, grad: &mut [f32]) -> f32 {
+        vectorised(|| {
+            let below_mass = row::sum([row.p, row.q], |[p, q]| if q <= p { q } else { 0.0 });
+            for ((grad, &q), &p) in grad.iter_mut().zip(row.q).zip(row.p) {
+                let below = if q <= p { 1.0 } else { 0.0 };
+                *grad += scale * (q * (below_mass - below));
+            }
+        });
+        1.0 - row.alpha
     }
 }

@@ -1,0 +1,224 @@
+//! One chunk of the objective on the CPU: a single pass over each row of logits.
+//!
+//! The row of draft logits is turned into the row of its gradient in place; besides the logits only the
+//! teacher's rows and two rows a thread exist. The formulas are those of [`super::composed`].
+#![expect(
+    clippy::inline_always,
+    reason = "the vector width of a caller reaches only what is inlined into it"
+)]
+
+use rayon::prelude::*;
+
+use super::{Chunk, ChunkOutput, ObjectiveInput, SlotScores, distinct_places};
+use crate::host;
+use crate::host::exp::exp;
+use crate::host::row::{self, vectorised};
+use crate::loss::{DraftLoss, SlotRow};
+use crate::vocab::VocabMap;
+
+pub(super) fn applies(input: &ObjectiveInput<'_>) -> bool {
+    host::is_host(&input.hidden) && host::is_host(&input.head)
+}
+
+pub(super) fn evaluate(chunk: &Chunk<'_>) -> ChunkOutput {
+    let (places, place_of_slot) = distinct_places(chunk.slots());
+    let teacher = TeacherRows::new(chunk.input, &places, chunk.temperature);
+    let device = chunk.input.hidden.device();
+    let logits = chunk.draft_logits();
+    let shape = logits.dims();
+    let mut rows = host::take(logits);
+    let vocab = chunk.input.teacher.vocab;
+    let figures: Vec<SlotFigures> = rows
+        .par_chunks_exact_mut(shape[1])
+        .enumerate()
+        .map_init(Scratch::default, |scratch, (index, row)| {
+            let place = place_of_slot[index];
+            let scale = chunk.scale.get(index).copied().unwrap_or(0.0);
+            scratch.slot(row, &teacher.place(place), vocab, chunk.terms, scale)
+        })
+        .collect();
+    let has_terms = !chunk.terms.is_empty();
+    ChunkOutput {
+        grad_logits: has_terms.then(|| host::give(rows, shape, &device)),
+        loss: if has_terms {
+            figures.iter().map(|slot| slot.loss).collect()
+        } else {
+            Vec::new()
+        },
+        scores: scores(&figures, &teacher, &place_of_slot),
+    }
+}
+
+/// The target's share of a chunk, one row a distinct teacher position.
+struct TeacherRows {
+    width: usize,
+    /// `[P, V_draft]`, flat.
+    log_p: Vec<f32>,
+    /// `[P, V_draft]`, flat; not renormalised.
+    p: Vec<f32>,
+    places: Vec<PlaceFigures>,
+}
+
+/// Figures of one teacher position.
+struct PlaceFigures {
+    kept_mass: f32,
+    log_p_token: f32,
+    argmax: u32,
+    token: u32,
+    /// Draft id of the token.
+    label: Option<usize>,
+}
+
+/// One row of [`TeacherRows`].
+struct Place<'a> {
+    log_p: &'a [f32],
+    p: &'a [f32],
+    figures: &'a PlaceFigures,
+}
+
+impl TeacherRows {
+    fn new(input: &ObjectiveInput<'_>, places: &[(usize, usize)], temperature: f64) -> Self {
+        let logits = input.teacher_logits(places, temperature);
+        let [_, target_vocab] = logits.dims();
+        let vocab = input.teacher.vocab;
+        let width = vocab.len();
+        let logits = host::take(logits);
+        let mut log_p = vec![0.0; places.len() * width];
+        let mut p = vec![0.0; places.len() * width];
+        let places = logits
+            .par_chunks_exact(target_vocab)
+            .zip(log_p.par_chunks_exact_mut(width))
+            .zip(p.par_chunks_exact_mut(width))
+            .zip(input.tokens_after(places))
+            .map(|(((logits, log_p), p), token)| {
+                vectorised(|| teacher_row(logits, token, vocab, log_p, p))
+            })
+            .collect();
+        Self {
+            width,
+            log_p,
+            p,
+            places,
+        }
+    }
+
+    fn place(&self, index: usize) -> Place<'_> {
+        let range = index * self.width..(index + 1) * self.width;
+        Place {
+            log_p: &self.log_p[range.clone()],
+            p: &self.p[range],
+            figures: &self.places[index],
+        }
+    }
+}
+
+#[inline(always)]
+fn teacher_row(
+    logits: &[f32],
+    token: u32,
+    vocab: &VocabMap,
+    log_p: &mut [f32],
+    p: &mut [f32],
+) -> PlaceFigures {
+    let log_z = row::log_sum_exp(logits);
+    for (kept, &id) in log_p.iter_mut().zip(vocab.target_ids()) {
+        *kept = logits[id as usize] - log_z;
+    }
+    for (p, log_p) in p.iter_mut().zip(&*log_p) {
+        *p = exp(*log_p);
+    }
+    PlaceFigures {
+        kept_mass: row::sum([&*p], |[p]| p),
+        log_p_token: logits[token as usize] - log_z,
+        argmax: row::argmax(logits) as u32,
+        token,
+        label: vocab.to_draft(token).map(|id| id as usize),
+    }
+}
+
+/// Figures of one slot.
+struct SlotFigures {
+    loss: f32,
+    alpha: f32,
+    log_q_token: f32,
+    /// Absolute id of the drafter's most probable token.
+    argmax: u32,
+}
+
+/// Rows that one thread reuses from slot to slot.
+#[derive(Default)]
+struct Scratch {
+    log_q: Vec<f32>,
+    q: Vec<f32>,
+}
+
+impl Scratch {
+    /// Replaces the draft logits in `row` by their gradient.
+    fn slot(
+        &mut self,
+        row: &mut [f32],
+        place: &Place<'_>,
+        vocab: &VocabMap,
+        terms: &[(&'static dyn DraftLoss, f64)],
+        scale: f32,
+    ) -> SlotFigures {
+        self.log_q.resize(row.len(), 0.0);
+        self.q.resize(row.len(), 0.0);
+        let argmax = vectorised(|| log_softmax(row, &mut self.log_q, &mut self.q));
+        let slot = SlotRow {
+            log_q: &self.log_q,
+            q: &self.q,
+            p: place.p,
+            log_p: place.log_p,
+            kept_mass: place.figures.kept_mass,
+            label: place.figures.label,
+            alpha: vectorised(|| overlap(place, &self.q)),
+        };
+        row.fill(0.0);
+        let mut loss = 0.0;
+        for (term, coefficient) in terms {
+            let coefficient = *coefficient as f32;
+            loss += coefficient * term.evaluate_row(&slot, coefficient * scale, row);
+        }
+        let log_q_token = slot.label.map_or(f32::NEG_INFINITY, |id| slot.log_q[id]);
+        SlotFigures {
+            loss,
+            alpha: slot.alpha,
+            log_q_token,
+            argmax: vocab.target_ids()[argmax],
+        }
+    }
+}
+
+/// `log q` and `q` of a row of logits; returns the index of its largest value.
+#[inline(always)]
+fn log_softmax(logits: &[f32], log_q: &mut [f32], q: &mut [f32]) -> usize {
+    let log_z = row::log_sum_exp(logits);
+    for ((x, log_q), q) in logits.iter().zip(log_q).zip(q) {
+        *log_q = x - log_z;
+        *q = exp(*log_q);
+    }
+    row::argmax(logits)
+}
+
+/// `sum(min(p, q))`; not a number when either side is not.
+#[inline(always)]
+fn overlap(place: &Place<'_>, q: &[f32]) -> f32 {
+    if place.figures.kept_mass.is_nan() {
+        return f32::NAN; // a comparison would pass over it
+    }
+    row::sum([place.p, q], |[p, q]| if p < q { p } else { q })
+}
+
+fn scores(figures: &[SlotFigures], teacher: &TeacherRows, place_of_slot: &[usize]) -> SlotScores {
+    let mut scores = SlotScores::default();
+    for (slot, &place) in figures.iter().zip(place_of_slot) {
+        let place = &teacher.places[place];
+        scores.alpha.push(slot.alpha);
+        scores.log_p_token.push(place.log_p_token);
+        scores.log_q_token.push(slot.log_q_token);
+        scores.argmax_agrees.push(slot.argmax == place.argmax);
+        scores.argmax_is_token.push(slot.argmax == place.token);
+    }
+    scores
+}
