@@ -109,6 +109,11 @@ impl EvalConfig {
         self.validate_suites()
     }
 
+    /// Whether the baseline of that name is to be measured.
+    pub fn has_baseline(&self, name: &str) -> bool {
+        self.baselines.iter().any(|listed| listed == name)
+    }
+
     /// The settings of `prompt_lookup`.
     pub fn lookup(&self) -> LookupConfig {
         LookupConfig {

@@ -118,18 +118,14 @@ impl<'a> SuiteRun<'a> {
         }
     }
 
-    fn has_baseline(&self, name: &str) -> bool {
-        self.config.baselines.iter().any(|listed| listed == name)
-    }
-
     fn needs_plain(&self, temperature: f64) -> bool {
-        temperature == 0.0 || self.has_baseline("none")
+        temperature == 0.0 || self.config.has_baseline("none")
     }
 
     /// Everything that drafts: prompt lookup when asked for, then the trained drafters.
     fn proposers(&self) -> Vec<Box<dyn Proposer + 'a>> {
         let mut proposers: Vec<Box<dyn Proposer + 'a>> = Vec::new();
-        if self.has_baseline("prompt_lookup") {
+        if self.config.has_baseline("prompt_lookup") {
             proposers.push(Box::new(PromptLookup::new(self.config.lookup())));
         }
         for named in self.drafters {
@@ -145,7 +141,7 @@ impl<'a> SuiteRun<'a> {
     }
 
     fn num_decodes(&self) -> usize {
-        let drafting = self.drafters.len() + usize::from(self.has_baseline("prompt_lookup"));
+        let drafting = self.drafters.len() + usize::from(self.config.has_baseline("prompt_lookup"));
         let plain = |t: &&f64| self.needs_plain(**t);
         let plain = self.config.temperatures.iter().filter(plain).count();
         self.suites.len() * (plain + drafting * self.config.temperatures.len())
@@ -166,7 +162,7 @@ impl Runner<'_, '_> {
         if input.needs_plain(temperature) {
             let settings = input.settings(temperature, 0);
             let output = self.decode(suite, &settings, &mut NoProposer)?;
-            if input.has_baseline("none") {
+            if input.config.has_baseline("none") {
                 let entry = self.entry(suite, &settings, "none", &output)?;
                 self.entries.push(Entry {
                     speed_up: Some(1.0),

@@ -1,4 +1,4 @@
-//! `eval`: trained drafters, their untrained selves and the baselines, by real decoding.
+//! `eval`: trained drafters and the baselines, by real decoding.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -8,6 +8,7 @@ use draftsmith_data::source::Roles;
 use draftsmith_eval::config::SuiteConfig;
 use draftsmith_eval::decode::Sequence;
 use draftsmith_eval::error::EvalError;
+use draftsmith_eval::propose::UNTRAINED;
 use draftsmith_eval::report::{DrafterRecord, FORMAT_VERSION, Report, TargetRecord};
 use draftsmith_eval::suite::{NamedDrafter, Suite, SuiteRun, run};
 use draftsmith_models::checkpoint::{self, DrafterCard};
@@ -141,9 +142,11 @@ fn load_drafters(session: &Session) -> anyhow::Result<Vec<Loaded>> {
     for drafter in &session.run_file().drafter.0 {
         let family = drafter.family().to_owned();
         let trained = super::train::chosen_checkpoint(session, drafter)?;
-        let untrained = super::train::untrained_folder(session, drafter);
         loaded.push(load(session, family.clone(), trained)?);
-        loaded.push(load(session, format!("{family} untrained"), untrained)?);
+        if session.run_file().eval.has_baseline(UNTRAINED) {
+            let untrained = super::train::untrained_folder(session, drafter);
+            loaded.push(load(session, format!("{family} {UNTRAINED}"), untrained)?);
+        }
     }
     Ok(loaded)
 }

@@ -22,8 +22,12 @@ pub use drafter::DrafterProposer;
 pub use none::NoProposer;
 pub use prompt_lookup::PromptLookup;
 
-/// Proposers that need no training, as written in run files.
-pub const BASELINES: &[&str] = &["none", "prompt_lookup"];
+/// What trained drafters are measured against, as written in run files: plain decoding, prompt lookup,
+/// and each drafter as it was before its first step.
+pub const BASELINES: &[&str] = &["none", "prompt_lookup", UNTRAINED];
+
+/// The baseline whose proposers the caller supplies, because it depends on the trained drafters.
+pub const UNTRAINED: &str = "untrained";
 
 /// One drafted token.
 #[derive(Clone, Debug)]
