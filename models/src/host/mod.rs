@@ -5,6 +5,8 @@
 //! other devices and for tensors on the graph, and a test that holds them together.
 
 pub mod exp;
+pub mod norm;
+pub mod rotate;
 pub mod row;
 pub mod softmax;
 pub mod swiglu;

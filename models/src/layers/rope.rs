@@ -1,7 +1,12 @@
 //! Rotary position embedding (Su et al. 2021, 2104.09864) in the half-rotation (NeoX) layout.
 
+use std::sync::OnceLock;
+
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
+
+use crate::host;
+use crate::host::rotate::HostAngles;
 
 /// How the rotary frequencies are derived; everything an export must carry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -124,6 +129,7 @@ impl RopeTable {
         RopeAngles {
             cos: look_up(&self.cos),
             sin: look_up(&self.sin),
+            host: OnceLock::new(),
         }
     }
 }
@@ -133,6 +139,8 @@ impl RopeTable {
 pub struct RopeAngles {
     cos: Tensor<4>,
     sin: Tensor<4>,
+    /// The same in host memory, read once for all layers.
+    host: OnceLock<HostAngles>,
 }
 
 impl RopeAngles {
@@ -142,11 +150,15 @@ impl RopeAngles {
         Self {
             cos: super::follow(device, self.cos),
             sin: super::follow(device, self.sin),
+            host: self.host,
         }
     }
 
     /// Rotates `x` `[B, heads, S, D]`: halves `(x1, x2)` become `(x1 c - x2 s, x2 c + x1 s)`.
     pub fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
+        if host::is_host(&x) && host::is_host(&self.cos) {
+            return self.rotate_on_host(x);
+        }
         let half = x.dims()[3] / 2;
         let first = x.clone().narrow(3, 0, half);
         let second = x.narrow(3, half, half);
@@ -159,5 +171,16 @@ impl RopeAngles {
             ],
             3,
         )
+    }
+
+    fn rotate_on_host(&self, x: Tensor<4>) -> Tensor<4> {
+        let angles = self.host.get_or_init(|| HostAngles {
+            cos: host::take(self.cos.clone()),
+            sin: host::take(self.sin.clone()),
+        });
+        let (shape, device) = (x.dims(), x.device());
+        let mut values = host::take(x);
+        host::rotate::rotate(&mut values, shape, angles);
+        host::give(values, shape, &device)
     }
 }
