@@ -335,3 +335,35 @@ pub fn host_values<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
         .try_into_vec::<f32>()
         .expect("the data was converted to f32 just before")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bit patterns of IEEE 754-2008 binary16 and of bfloat16, written by hand.
+    ///
+    /// Seen red with `f16` read as `bf16`.
+    #[test]
+    fn every_float_type_of_a_file_is_read_exactly() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let tensor = |name: &str, dtype, bits: &[u16]| NamedTensor {
+            name: name.to_owned(),
+            shape: vec![bits.len()],
+            dtype,
+            bytes: bits.iter().flat_map(|b| b.to_le_bytes()).collect(),
+        };
+        let half = tensor("half", Dtype::F16, &[0x3C00, 0xC000, 0x0001, 0x7BFF]);
+        let brain = tensor("brain", Dtype::BF16, &[0x3F80, 0xC000, 0x4049, 0x0080]);
+        write_safetensors(&path, &[half, brain], &[]).unwrap();
+        let weights = WeightFolder::open_file(&path).unwrap();
+        let read = |name: &str| {
+            let device = Device::flex();
+            let tensor: Tensor<1> = weights.float(name, [4], FloatDType::F32, &device).unwrap();
+            host_values(&tensor)
+        };
+        let smallest_half = 2.0_f32.powi(-24);
+        assert_eq!(read("half"), [1.0, -2.0, smallest_half, 65504.0]);
+        assert_eq!(read("brain"), [1.0, -2.0, 3.140_625, f32::MIN_POSITIVE]);
+    }
+}

@@ -64,9 +64,9 @@ pub enum Update {
     Applied,
     /// No micro-batch had a slot; nothing changed.
     Empty,
-    /// The gradient of this parameter was not finite; nothing changed.
+    /// The gradient of this parameter, or the loss, was not finite; nothing changed.
     Skipped {
-        /// First parameter at fault.
+        /// First parameter at fault, or `loss`.
         tensor: String,
     },
 }
@@ -302,7 +302,10 @@ impl Learner<'_> {
         let mut clock = Clock(Instant::now());
         let norm = gradient_norm(&self.drafter, &gradients);
         report.gradient_norm = Some(norm.norm);
-        report.update = if let Some(tensor) = norm.not_finite {
+        // A loss may be broken where the gradient happens to be finite.
+        let is_loss_finite = report.loss.is_none_or(f64::is_finite);
+        let loss = (!is_loss_finite).then(|| "loss".to_owned());
+        report.update = if let Some(tensor) = norm.not_finite.or(loss) {
             Update::Skipped { tensor }
         } else {
             let gradients = clip(&self.drafter, gradients, norm.norm, self.clip_norm);

@@ -1,6 +1,6 @@
 //! Cross entropy against one token.
 
-use burn::tensor::{FloatDType, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 
 use super::{DraftLoss, LossRows, LossTerms, SlotRow};
 use crate::host::row::{self, vectorised};
@@ -35,7 +35,12 @@ impl DraftLoss for CrossEntropy {
     fn evaluate_row(&self, row: &SlotRow<'_>, scale: f32, grad: &mut [f32]) -> f32 {
         let label = match self {
             Self::DataToken => row.label,
-            Self::TargetArgmax => Some(vectorised(|| row::argmax(row.p))),
+            Self::TargetArgmax if row.log_mass.is_nan() => {
+                grad.fill(f32::NAN);
+                return f32::NAN;
+            }
+            // Of `log p`: every `p` may have underflowed.
+            Self::TargetArgmax => Some(vectorised(|| row::argmax(row.log_p))),
         };
         let Some(label) = label else {
             return 0.0;
@@ -53,8 +58,9 @@ impl CrossEntropy {
         match self {
             Self::DataToken => (rows.label.clone(), rows.label_known.clone()),
             Self::TargetArgmax => {
-                let ones = rows.label_known.ones_like().cast(FloatDType::F32);
-                (rows.p.clone().argmax(1), ones)
+                // Of `log p`: every `p` may have underflowed. Adding the mass keeps what is not a number.
+                let ones = rows.log_mass.clone().mul_scalar(0.0).add_scalar(1.0);
+                (rows.log_p.clone().argmax(1), ones)
             }
         }
     }

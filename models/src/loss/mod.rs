@@ -28,8 +28,9 @@ pub struct LossRows {
     pub p: Tensor<2>,
     /// `log p`, `[n, V_draft]`.
     pub log_p: Tensor<2>,
-    /// `sum(p)` over the draft vocabulary, `[n, 1]`.
-    pub kept_mass: Tensor<2>,
+    /// `log(sum(p))` over the draft vocabulary, `[n, 1]`; from `log p`, so that it stays finite where
+    /// every `p` underflows.
+    pub log_mass: Tensor<2>,
     /// Draft id of the data token, 0 where it is outside the draft vocabulary. `[n, 1]`.
     pub label: Tensor<2, Int>,
     /// 1 where the data token is in the draft vocabulary, else 0. `[n, 1]`.
@@ -37,14 +38,17 @@ pub struct LossRows {
 }
 
 impl LossRows {
-    /// `p` renormalised on the draft vocabulary, `[n, V_draft]`; for KL-like terms only.
-    pub fn renormalised_p(&self) -> Tensor<2> {
-        self.p.clone() / self.kept_mass.clone()
+    /// `log p` renormalised on the draft vocabulary, `[n, V_draft]`; for KL-like terms only.
+    pub fn renormalised_log_p(&self) -> Tensor<2> {
+        self.log_p.clone() - self.log_mass.clone()
     }
 
     /// The overlap `alpha = sum(min(p, q))`, with lost mass lost. `[n, 1]`.
     pub fn alpha(&self) -> Tensor<2> {
-        self.p.clone().min_pair(self.q.clone()).sum_dim(1)
+        let overlap = self.p.clone().min_pair(self.q.clone()).sum_dim(1);
+        // The smaller of two values passes over one that is not a number; their sum does not.
+        let sum = (self.p.clone() + self.q.clone()).sum_dim(1);
+        overlap + sum.mul_scalar(0.0)
     }
 }
 
@@ -59,8 +63,8 @@ pub struct SlotRow<'a> {
     pub p: &'a [f32],
     /// `log p`, `[V_draft]`.
     pub log_p: &'a [f32],
-    /// `sum(p)` over the draft vocabulary.
-    pub kept_mass: f32,
+    /// `log(sum(p))` over the draft vocabulary.
+    pub log_mass: f32,
     /// Draft id of the data token, if it has one.
     pub label: Option<usize>,
     /// The overlap `sum(min(p, q))`.
@@ -77,6 +81,9 @@ pub struct LossTerms {
 }
 
 /// A divergence between teacher and drafter, as a pure function of rows.
+///
+/// Where a distribution that a loss reads is not a number, neither is its value nor its gradient: a
+/// comparison that passes over such a row would train on nothing and show a healthy curve.
 pub trait DraftLoss: Debug + Send + Sync {
     /// Name in run files.
     fn name(&self) -> &'static str;

@@ -25,13 +25,18 @@ impl DraftLoss for Tv {
             .float()
             .cast(FloatDType::F32);
         let below_mass = (rows.q.clone() * below.clone()).sum_dim(1);
+        let alpha = rows.alpha();
         LossTerms {
-            value: rows.alpha().neg().add_scalar(1.0),
-            grad: rows.q.clone() * (below_mass - below),
+            value: alpha.clone().neg().add_scalar(1.0),
+            grad: rows.q.clone() * (below_mass - below) + alpha.mul_scalar(0.0),
         }
     }
 
     fn evaluate_row(&self, row: &SlotRow<'_>, scale: f32, grad: &mut [f32]) -> f32 {
+        if row.alpha.is_nan() {
+            grad.fill(f32::NAN);
+            return f32::NAN;
+        }
         vectorised(|| {
             let below_mass = row::sum([row.p, row.q], |[p, q]| if q <= p { q } else { 0.0 });
             for ((grad, &q), &p) in grad.iter_mut().zip(row.q).zip(row.p) {

@@ -2,7 +2,8 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use super::{Chunk, ChunkOutput, ObjectiveInput, SlotScores, distinct_places};
+use super::chunk::{Chunk, ChunkOutput, distinct_places};
+use super::{ObjectiveInput, SlotScores};
 use crate::batch::index_tensor;
 use crate::loss::LossRows;
 use crate::vocab::VocabMap;
@@ -102,18 +103,18 @@ impl ChunkRows {
         let draft_logits = chunk.draft_logits();
         // The same formula as the teacher's: a drafter that agrees has q = p to the last bit, and only
         // then is the gradient of TV zero.
-        let log_q = draft_logits.clone() - log_sum_exp(draft_logits);
-        let draft_argmax = absolute(log_q.clone().argmax(1).squeeze_dim::<1>(1), vocab);
+        let log_q = draft_logits.clone() - log_sum_exp(draft_logits.clone());
+        let draft_argmax = absolute(draft_logits.argmax(1).squeeze_dim::<1>(1), vocab);
 
         // Several slots share a teacher position: spread its row after the costly functions.
         let spread = index_tensor(place_of_slot, &device);
-        let p = teacher.log_p.clone().exp();
+        let log_mass = log_sum_exp(teacher.log_p.clone());
         Self {
             loss_rows: LossRows {
                 q: log_q.clone().exp(),
                 log_q,
-                kept_mass: p.clone().sum_dim(1).select(0, spread.clone()),
-                p: p.select(0, spread.clone()),
+                log_mass: log_mass.select(0, spread.clone()),
+                p: teacher.log_p.clone().exp().select(0, spread.clone()),
                 log_p: teacher.log_p.select(0, spread.clone()),
                 label: label.select(0, spread.clone()),
                 label_known: known.select(0, spread.clone()),

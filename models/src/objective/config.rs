@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::ModelError;
+
 /// `[objective]`: what is minimised.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -30,6 +32,37 @@ impl Default for ObjectiveConfig {
             chunk_positions: 256,
         }
     }
+}
+
+impl ObjectiveConfig {
+    /// Checks everything but the names of the losses.
+    pub(super) fn validate_ranges(&self) -> Result<(), ModelError> {
+        let is_coefficient = |c: &f64| c.is_finite() && *c >= 0.0;
+        if let Some(found) = self.losses.values().find(|c| !is_coefficient(c)) {
+            let expected = "coefficients of at least 0";
+            return Err(out_of_range("losses", expected, *found));
+        }
+        if !(self.temperature.is_finite() && self.temperature > 0.0) {
+            let expected = "a positive number";
+            return Err(out_of_range("temperature", expected, self.temperature));
+        }
+        if self.chunk_positions == 0 {
+            return Err(out_of_range("chunk_positions", "a positive number", 0.0));
+        }
+        match self.slot_weight {
+            SlotWeight::StepDecay(x) | SlotWeight::ExpDecay(x) if !(x.is_finite() && x > 0.0) => {
+                Err(out_of_range("slot_weight", "a positive decay", x))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn out_of_range(key: &str, expected: &str, found: f64) -> ModelError {
+    ModelError::setting(
+        format!("`objective.{key}` is {found}, expected {expected}"),
+        "see the comments in `configs/quickstart.toml`",
+    )
 }
 
 /// Weight of a slot as a function of its depth `d`.

@@ -9,7 +9,8 @@
 
 use rayon::prelude::*;
 
-use super::{Chunk, ChunkOutput, ObjectiveInput, SlotScores, distinct_places};
+use super::chunk::{Chunk, ChunkOutput, distinct_places};
+use super::{ObjectiveInput, SlotScores};
 use crate::host;
 use crate::host::exp::exp;
 use crate::host::row::{self, vectorised};
@@ -26,8 +27,9 @@ pub(super) fn evaluate(chunk: &Chunk<'_>) -> ChunkOutput {
     let device = chunk.input.hidden.device();
     let logits = chunk.draft_logits();
     let shape = logits.dims();
-    let mut rows = host::take(logits);
     let vocab = chunk.input.teacher.vocab;
+    assert_eq!(shape[1], vocab.len(), "the head has one row a draft token");
+    let mut rows = host::take(logits);
     let figures: Vec<SlotFigures> = rows
         .par_chunks_exact_mut(shape[1])
         .enumerate()
@@ -61,7 +63,7 @@ struct TeacherRows {
 
 /// Figures of one teacher position.
 struct PlaceFigures {
-    kept_mass: f32,
+    log_mass: f32,
     log_p_token: f32,
     argmax: u32,
     token: u32,
@@ -128,7 +130,7 @@ fn teacher_row(
         *p = exp(*log_p);
     }
     PlaceFigures {
-        kept_mass: row::sum([&*p], |[p]| p),
+        log_mass: row::log_sum_exp(log_p),
         log_p_token: logits[token as usize] - log_z,
         argmax: row::argmax(logits) as u32,
         token,
@@ -170,7 +172,7 @@ impl Scratch {
             q: &self.q,
             p: place.p,
             log_p: place.log_p,
-            kept_mass: place.figures.kept_mass,
+            log_mass: place.figures.log_mass,
             label: place.figures.label,
             alpha: vectorised(|| overlap(place, &self.q)),
         };
@@ -204,7 +206,7 @@ fn log_softmax(logits: &[f32], log_q: &mut [f32], q: &mut [f32]) -> usize {
 /// `sum(min(p, q))`; not a number when either side is not.
 #[inline(always)]
 fn overlap(place: &Place<'_>, q: &[f32]) -> f32 {
-    if place.figures.kept_mass.is_nan() {
+    if place.figures.log_mass.is_nan() {
         return f32::NAN; // a comparison would pass over it
     }
     row::sum([place.p, q], |[p, q]| if p < q { p } else { q })
