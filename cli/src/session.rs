@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::{Device, FloatDType};
 use draftsmith_models::file;
-use draftsmith_models::fingerprint::target_fingerprint;
+use draftsmith_models::fingerprint::{remembered_fingerprint, target_fingerprint};
 use draftsmith_models::target::{TargetModel, TargetSpec};
 use draftsmith_trainer::Interrupter;
 
@@ -24,8 +24,10 @@ const KILLED: i32 = 130;
 /// Whether training continues from the checkpoints of the run folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Restart {
-    /// From the newest complete checkpoint; from the start when there is none.
+    /// From the newest complete checkpoint, which must exist and fit the settings.
     Resume,
+    /// From the newest checkpoint that fits; else from the start, with earlier training set aside.
+    Continue,
     /// From the start; refused when there are checkpoints.
     Fresh,
 }
@@ -130,12 +132,18 @@ impl Session {
         Ok(self.target.get_or_init(|| Arc::new(target)))
     }
 
-    /// Identity of the target, computed when first asked for.
+    /// Identity of the target, computed when first asked for and remembered in the run folder.
     pub(crate) fn target_fingerprint(&self) -> anyhow::Result<&str> {
         if let Some(fingerprint) = self.fingerprint.get() {
             return Ok(fingerprint);
         }
-        let fingerprint = target_fingerprint(&self.run_file.target.path)?;
+        let target = &self.run_file.target.path;
+        // Commands that only look create no run folder.
+        let fingerprint = if self.folder().exists() {
+            remembered_fingerprint(target, &self.folder().join("target-fingerprint.json"))?
+        } else {
+            target_fingerprint(target)?
+        };
         Ok(self.fingerprint.get_or_init(|| fingerprint))
     }
 

@@ -57,8 +57,13 @@ pub(crate) enum Freshness {
 }
 
 /// Runs one stage unless it is fresh; the outputs of the stages it needs must be fresh.
+///
+/// A stage that the run file leaves nothing to do is passed on the way, not asked for.
 pub(crate) fn run_one(stage: &dyn Stage, session: &Session) -> anyhow::Result<()> {
     for earlier in stage.needs() {
+        if earlier.outputs(session)?.is_empty() {
+            run_one(*earlier, session)?;
+        }
         if let Freshness::Stale(reason) = freshness(*earlier, session)? {
             let file = session.file_name();
             let needed = earlier.name();
@@ -83,6 +88,8 @@ pub(crate) fn run_if_stale(stage: &dyn Stage, session: &Session) -> anyhow::Resu
         Freshness::Stale(reason) => {
             console.say(&format!("{}: {reason}", stage.name()));
             let started = Instant::now();
+            // Before the work: what changes meanwhile was not used.
+            let inputs = all_inputs(stage, session)?;
             // The first stage reads the user's data; nothing is written before it has accepted them.
             let is_first = stage.needs().is_empty();
             if !is_first {
@@ -95,7 +102,7 @@ pub(crate) fn run_if_stale(stage: &dyn Stage, session: &Session) -> anyhow::Resu
             let stamp = Stamp {
                 format_version: FORMAT_VERSION,
                 stage: stage.name().to_owned(),
-                inputs: all_inputs(stage, session)?,
+                inputs,
                 seconds: started.elapsed().as_secs_f64(),
             };
             file::write_json(&stamp_path(stage, session), &stamp)?;

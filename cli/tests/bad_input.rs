@@ -170,18 +170,6 @@ fn with_cached_states() -> (Workplace, std::path::PathBuf) {
     (place, folder.join("manifest.json"))
 }
 
-/// What `train` says about damaged states; nothing of a drafter may be written.
-fn refusal_of_train(place: &Workplace) -> String {
-    let outcome = place.run(&["train", "run.toml"]);
-    assert_eq!(outcome.code, 2, "{}", outcome.stderr);
-    assert!(!place.path("out/eagle3/checkpoints").exists());
-    let error = outcome
-        .stderr
-        .lines()
-        .find(|line| line.starts_with("error: "));
-    error.unwrap().to_owned()
-}
-
 #[test]
 fn states_of_another_target_are_refused() {
     let (place, manifest) = with_cached_states();
@@ -189,9 +177,21 @@ fn states_of_another_target_are_refused() {
         serde_json::from_str(&fs_err::read_to_string(&manifest).unwrap()).unwrap();
     content["identity"]["target_fingerprint"] = "0".repeat(64).into();
     fs_err::write(&manifest, content.to_string()).unwrap();
-    let error = refusal_of_train(&place);
-    assert!(error.contains("target_fingerprint"), "{error}");
-    assert!(error.contains("out/states/layers-1-3-4"), "{error}");
+    place.refused_later(&["train", "run.toml"], "states_of_another_target");
+    assert!(!place.path("out/eagle3").exists());
+}
+
+/// The first stage that would run is an earlier one; it must not replace what the states belong to.
+#[test]
+fn a_run_refuses_states_of_another_target_before_its_first_stage() {
+    let (place, manifest) = with_cached_states();
+    let mut content: serde_json::Value =
+        serde_json::from_str(&fs_err::read_to_string(&manifest).unwrap()).unwrap();
+    content["identity"]["target_fingerprint"] = "0".repeat(64).into();
+    fs_err::write(&manifest, content.to_string()).unwrap();
+    fs_err::remove_file(place.path("out/prepare.stamp.json")).unwrap();
+    place.refused_later(&["run", "run.toml"], "run_with_states_of_another_target");
+    assert!(!place.path("out/prepare.stamp.json").exists());
 }
 
 #[test]
@@ -209,9 +209,27 @@ fn a_state_that_is_not_a_number_is_refused_with_its_row() {
     content["shards"][0]["blake3"] = blake3::hash(&bytes).to_hex().to_string().into();
     fs_err::write(&shard, bytes).unwrap();
     fs_err::write(&manifest, content.to_string()).unwrap();
-    let error = refusal_of_train(&place);
-    assert!(
-        error.contains("not finite") && error.contains("row `p"),
-        "{error}"
-    );
+    place.refused_later(&["train", "run.toml"], "state_not_a_number");
+    assert!(!place.path("out/eagle3/checkpoints").exists());
+}
+
+#[test]
+fn what_a_later_stage_would_refuse_is_refused_before_the_first_one() {
+    let place = Workplace::new();
+    place.edit("draft_vocab = 128", "draft_vocab = 321");
+    place.refused(&["run", "run.toml"], "draft_vocabulary_too_large");
+    place.edit("draft_vocab = 321", "aux_layer_ids = [1, 8]");
+    place.refused(&["run", "run.toml"], "captured_layer_outside_the_target");
+    place.edit("aux_layer_ids = [1, 8]", "draft_vocab = 128");
+    let suites = "eval.suites=[{ name = \"math\", file = \"gone.jsonl\" }]";
+    place.refused(&["run", "run.toml", "--set", suites], "missing_suite");
+}
+
+#[test]
+fn resuming_where_nothing_was_begun_is_refused() {
+    let place = Workplace::new();
+    assert_eq!(place.run(&["prepare", "run.toml"]).code, 0);
+    assert_eq!(place.run(&["regenerate", "run.toml"]).code, 0);
+    place.refused_later(&["train", "run.toml", "--resume"], "nothing_to_resume");
+    assert!(!place.path("out/eagle3").exists());
 }

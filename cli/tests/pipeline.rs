@@ -6,7 +6,7 @@ mod support;
 use std::path::Path;
 
 use serde_json::Value;
-use support::Workplace;
+use support::{Workplace, prompts};
 
 fn json(place: &Workplace, name: &str) -> Value {
     serde_json::from_str(&place.read(name)).unwrap()
@@ -89,6 +89,60 @@ fn a_changed_section_reruns_only_what_depends_on_it() {
     );
 }
 
+/// Seen red with `Restart::Resume` in place of `Restart::Continue` for `run`.
+#[test]
+fn a_changed_training_setting_trains_again_and_keeps_the_earlier_training() {
+    let place = Workplace::new();
+    assert_eq!(place.run(&["run", "run.toml"]).code, 0);
+    let weights = |folder: &str| {
+        let checkpoints = place.path(&format!("out/{folder}/checkpoints"));
+        let latest = fs_err::read_to_string(checkpoints.join("latest")).unwrap();
+        fs_err::read(checkpoints.join(latest.trim()).join("drafter.safetensors")).unwrap()
+    };
+    let before = weights("eagle3");
+    let outcome = place.run(&["run", "run.toml", "--set", "optimizer.learning_rate=2e-3"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("regenerate: up to date"));
+    assert_eq!(weights("superseded/eagle3-1"), before);
+    assert_ne!(weights("eagle3"), before);
+}
+
+/// Seen red with the exit status of `CliError::Interrupted` set to 1.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_saves_the_step_and_a_resume_ends_the_run() {
+    let place = Workplace::new();
+    for stage in ["prepare", "regenerate"] {
+        assert_eq!(place.run(&[stage, "run.toml"]).code, 0);
+    }
+    let long = [
+        "train",
+        "run.toml",
+        "--set",
+        "train.max_steps=100000",
+        "--set",
+        "train.epochs=100000",
+    ];
+    let mut child = place.start(&long);
+    let metrics = place.path("out/eagle3/metrics.jsonl");
+    // The first line of the metrics says that steps are being taken.
+    for _ in 0..600 {
+        if fs_err::metadata(&metrics).is_ok_and(|found| found.len() > 0) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let id = child.id().to_string();
+    let sent = std::process::Command::new("kill")
+        .args(["-INT", &id])
+        .status();
+    assert!(sent.unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let latest = place.read("out/eagle3/checkpoints/latest");
+    let folder = place.path(&format!("out/eagle3/checkpoints/{}", latest.trim()));
+    assert!(folder.join("state.json").exists());
+}
+
 #[test]
 fn the_resolved_run_file_repeats_the_run() {
     let place = Workplace::new();
@@ -114,6 +168,20 @@ fn the_resolved_run_file_repeats_the_run() {
 fn a_stage_whose_input_is_missing_says_which_command_makes_it() {
     let place = Workplace::new();
     place.refused(&["eval", "run.toml"], "missing_stage");
+}
+
+#[test]
+fn a_stage_with_nothing_to_do_is_not_asked_for() {
+    let place = Workplace::new();
+    place.edit("[regenerate]\nmax_new_tokens = 12\n", "");
+    let answer =
+        r#"}, { "role": "assistant", "content": "la la la la" }], "finish_reason": "stop""#;
+    let rows = prompts(12).replace("}]", answer);
+    place.write("prompts.jsonl", &rows);
+    for command in ["prepare", "train"] {
+        let outcome = place.run(&[command, "run.toml"]);
+        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    }
 }
 
 #[test]

@@ -213,7 +213,7 @@ impl Diagnose for DataError {
             | Self::NotCaptured { .. }
             | Self::RowLengths { .. }
             | Self::RowTokens { .. } => {
-                "run `draftsmith capture` again, into an empty folder if the old states are still needed"
+                "move that folder away or remove it, then run `draftsmith capture` again"
             }
             Self::DiskSpace { .. } => {
                 "free space, capture fewer rows or layers, or set `capture.mode = \"online\"`"
@@ -222,7 +222,8 @@ impl Diagnose for DataError {
                 "what is finished stays valid: free space and run the same command again"
             }
             Self::StateNotFinite { .. } => {
-                "do the target's weights fit its configuration and compute type? then capture again"
+                "do the target's weights fit its configuration and compute type? then remove the states and run \
+                 `draftsmith capture` again"
             }
             Self::Format { .. } => "remove it and run the stage that wrote it again",
         };

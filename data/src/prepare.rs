@@ -38,6 +38,10 @@ pub struct DataConfig {
     /// Reading stops at the first row with which the kept rows hold at least this many tokens that the
     /// target generated. Default: no limit.
     pub max_generated_tokens: Option<usize>,
+    /// Temperature at which the target wrote the answers in `files`, sampled without truncation; unset
+    /// where nobody knows, or where `[regenerate]` replaces them. Validation decodes at it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text_temperature: Option<f64>,
 }
 
 impl Default for DataConfig {
@@ -51,6 +55,7 @@ impl Default for DataConfig {
             validation_fraction: 0.05,
             max_rows: None,
             max_generated_tokens: None,
+            text_temperature: None,
         }
     }
 }
@@ -78,6 +83,14 @@ impl DataConfig {
             return Err(DataError::setting(
                 format!("`data.validation_fraction` is {found}, expected at least 0 and below 1"),
                 "0.05 keeps one row of twenty for validation",
+            ));
+        }
+        if let Some(found) = self.text_temperature
+            && !(found.is_finite() && found >= 0.0)
+        {
+            return Err(DataError::setting(
+                format!("`data.text_temperature` is {found}, expected a number of at least 0"),
+                "0 is greedy; leave the key out where nobody knows",
             ));
         }
         Roles::new(&self.roles).map(drop)

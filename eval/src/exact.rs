@@ -11,6 +11,7 @@ use draftsmith_data::hidden::HiddenStateSource;
 use draftsmith_models::batch::{DraftBatch, TargetStates, TokenBatch, TokenRow};
 use draftsmith_models::drafter::AnyDrafter;
 use draftsmith_models::objective::{Objective, ObjectiveInput, SlotScores, Teacher};
+use draftsmith_models::sample::Sampling;
 use draftsmith_models::slot::{Slot, is_valid};
 use draftsmith_models::target::TargetEnds;
 use draftsmith_models::vocab::VocabMap;
@@ -37,8 +38,8 @@ pub struct Candidate<'a> {
 pub struct ExactSettings {
     /// 0 measures `greedy`, anything else `sampling` at this temperature.
     pub temperature: f64,
-    /// Temperature under which the target generated the text.
-    pub text_temperature: f64,
+    /// How the target drew the text; unset where nobody knows.
+    pub text: Option<Sampling>,
     /// Rows processed together.
     pub batch_rows: usize,
     /// Teacher positions whose logits exist at one time.
@@ -53,12 +54,19 @@ impl Default for ExactSettings {
     fn default() -> Self {
         Self {
             temperature: 1.0,
-            text_temperature: 1.0,
+            text: Some(Sampling::default()),
             batch_rows: 4,
             chunk_positions: 256,
             resamples: 1000,
             seed: 0,
         }
+    }
+}
+
+impl ExactSettings {
+    /// Whether the text was drawn at the temperature of the rule and without truncation.
+    pub fn text_matches_rule(&self) -> bool {
+        self.text == Some(Sampling::at(self.temperature))
     }
 }
 
@@ -70,9 +78,9 @@ pub struct ExactReport {
     pub rule: String,
     /// Temperature of the measured decoding.
     pub temperature: f64,
-    /// Temperature under which the text was generated.
-    pub text_temperature: f64,
-    /// Whether text and rule belong together, so that the figures are those of real decoding.
+    /// How the text was drawn; unset where nobody knows.
+    pub text: Option<Sampling>,
+    /// Whether the text was drawn as the rule decodes, so that the figures are those of real decoding.
     pub text_matches_rule: bool,
     /// Rows with at least one round.
     pub num_rows: usize,
@@ -216,8 +224,9 @@ struct SlotRatio {
 impl SlotRatio {
     /// `None` when the scores are not numbers.
     fn new(scores: &SlotScores, index: usize, is_greedy: bool) -> Option<Self> {
+        // Argmaxes of rows that are not numbers would look like figures.
         if is_greedy {
-            return Some(Self {
+            return scores.alpha[index].is_finite().then(|| Self {
                 realised: f64::from(u8::from(scores.argmax_is_token[index])),
                 marginal: f64::from(u8::from(scores.argmax_agrees[index])),
             });
@@ -340,12 +349,11 @@ impl Sums {
                 uniform_anchor_tau: 1.0 + self.uniform_accepted[index] / self.num_anchors as f64,
             }
         };
-        let matches = (settings.temperature - settings.text_temperature).abs() < f64::EPSILON;
         ExactReport {
             rule: if is_greedy { "greedy" } else { "sampling" }.to_owned(),
             temperature: settings.temperature,
-            text_temperature: settings.text_temperature,
-            text_matches_rule: matches,
+            text: settings.text,
+            text_matches_rule: settings.text_matches_rule(),
             num_rows: self.rows.len(),
             num_turns: self.num_turns,
             num_tokens: tokens as usize,

@@ -69,6 +69,8 @@ pub struct RunProgress<'a> {
     pub decodes_done: usize,
     /// Decodes in all.
     pub decodes: usize,
+    /// Sequences of the decodes before this one.
+    pub sequences_done: usize,
     /// Progress of this one.
     pub decode: DecodeProgress,
 }
@@ -96,6 +98,7 @@ pub fn run(
         input,
         progress,
         decodes_done: 0,
+        sequences_done: 0,
         entries: Vec::new(),
     };
     for suite in input.suites {
@@ -140,11 +143,17 @@ impl<'a> SuiteRun<'a> {
         proposers
     }
 
-    fn num_decodes(&self) -> usize {
+    /// Sequences that [`run`] decodes, over all suites, temperatures and proposers.
+    pub fn num_sequences(&self) -> usize {
+        let prompts: usize = self.suites.iter().map(|suite| suite.prompts.len()).sum();
+        self.decodes_per_suite() * prompts
+    }
+
+    fn decodes_per_suite(&self) -> usize {
         let drafting = self.drafters.len() + usize::from(self.config.has_baseline("prompt_lookup"));
         let plain = |t: &&f64| self.needs_plain(**t);
         let plain = self.config.temperatures.iter().filter(plain).count();
-        self.suites.len() * (plain + drafting * self.config.temperatures.len())
+        plain + drafting * self.config.temperatures.len()
     }
 }
 
@@ -152,6 +161,7 @@ struct Runner<'a, 'p> {
     input: &'a SuiteRun<'a>,
     progress: &'p mut dyn FnMut(&RunProgress<'_>) -> bool,
     decodes_done: usize,
+    sequences_done: usize,
     entries: Vec<Entry>,
 }
 
@@ -201,7 +211,8 @@ impl Runner<'_, '_> {
             settings,
         };
         let name = proposer.name().to_owned();
-        let (decodes_done, decodes) = (self.decodes_done, input.num_decodes());
+        let decodes = input.suites.len() * input.decodes_per_suite();
+        let (decodes_done, sequences_done) = (self.decodes_done, self.sequences_done);
         let mut report = |decode: DecodeProgress| {
             (self.progress)(&RunProgress {
                 suite: &suite.name,
@@ -209,11 +220,13 @@ impl Runner<'_, '_> {
                 proposer: &name,
                 decodes_done,
                 decodes,
+                sequences_done,
                 decode,
             })
         };
         let output = decode(&decoder, proposer, &suite.prompts, &mut report)?;
         self.decodes_done += 1;
+        self.sequences_done += suite.prompts.len();
         Ok(output)
     }
 

@@ -148,7 +148,7 @@ pub struct TrainConfig {
     pub keep_checkpoints: usize,
     /// Steps between validations; 0 validates only at the end.
     pub validate_every: u64,
-    /// Steps between flushes of the logs and plain progress lines.
+    /// Steps between flushes of the logs.
     pub log_every: u64,
 }
 

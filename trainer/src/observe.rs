@@ -1,7 +1,6 @@
 //! Progress of a run, for whoever prints it.
 
 use std::path::Path;
-use std::time::Duration;
 
 use crate::order::Plan;
 use crate::parts::Validation;
@@ -43,8 +42,4 @@ pub struct Progress {
     pub learning_rate: f64,
     /// Real tokens trained on per second, smoothed over recent steps.
     pub tokens_per_second: f64,
-    /// Expected time until the last step.
-    pub remaining: Duration,
-    /// Whether the step ends an interval of `train.log_every` steps, or the run.
-    pub interval_ends: bool,
 }

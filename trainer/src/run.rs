@@ -273,8 +273,7 @@ impl<'a> Run<'a> {
         if let Some(warning) = self.log.record(&record)? {
             self.observer.notice(&warning);
         }
-        let interval_ends = self.is_due(self.settings.train.log_every);
-        if interval_ends {
+        if self.is_due(self.settings.train.log_every) {
             self.log.flush()?;
         }
         self.observer.step(&Progress {
@@ -285,8 +284,6 @@ impl<'a> Run<'a> {
             alpha: record.depths.first().and_then(|depth| depth.alpha),
             learning_rate: record.learning_rate,
             tokens_per_second: self.speed.tokens_per_second(),
-            remaining: self.speed.remaining(self.plan.steps - self.state.step),
-            interval_ends,
         });
         Ok(())
     }
@@ -404,7 +401,6 @@ fn counted(before: Counters, report: &StepReport) -> Counters {
 struct Speed {
     tokens: f64,
     seconds: f64,
-    steps: f64,
 }
 
 impl Speed {
@@ -414,15 +410,9 @@ impl Speed {
     fn add(&mut self, tokens: u64, elapsed: Duration) {
         self.tokens = self.tokens * Self::MEMORY + tokens as f64;
         self.seconds = self.seconds * Self::MEMORY + elapsed.as_secs_f64();
-        self.steps = self.steps * Self::MEMORY + 1.0;
     }
 
     fn tokens_per_second(&self) -> f64 {
         self.tokens / self.seconds.max(1e-9)
-    }
-
-    fn remaining(&self, steps: u64) -> Duration {
-        Duration::try_from_secs_f64(steps as f64 * self.seconds / self.steps.max(1.0))
-            .unwrap_or(Duration::MAX)
     }
 }

@@ -7,6 +7,7 @@ use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
 use draftsmith_models::parity::{Rounds, replay};
 use draftsmith_models::rng::{Purpose, Stream};
 use draftsmith_models::vocab::VocabMap;
+use draftsmith_trainer::device_check::TensorDifference;
 use serde::Serialize;
 
 use super::gradient_check;
@@ -28,6 +29,20 @@ struct Check {
     name: String,
     passed: bool,
     detail: String,
+    /// Tensor by tensor, where a device is compared with the processor.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tensors: Vec<TensorDifference>,
+}
+
+impl Check {
+    fn new(name: impl Into<String>, passed: bool, detail: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            passed,
+            detail: detail.into(),
+            tensors: Vec::new(),
+        }
+    }
 }
 
 /// Runs all checks; fails when one of them does.
@@ -61,47 +76,41 @@ fn describe(checks: &[Check]) -> String {
 fn device_check(session: &Session) -> Check {
     let sum = Tensor::<1>::ones([4096], session.device()).sum();
     let found = draftsmith_models::weights::host_values(&sum);
-    Check {
-        name: "device".to_owned(),
-        passed: found == [4096.0],
-        detail: format!(
-            "`{}` adds 4096 ones to {found:?}",
-            session.run_file().run.device
-        ),
-    }
+    let device = &session.run_file().run.device;
+    Check::new(
+        "device",
+        found == [4096.0],
+        format!("`{device}` adds 4096 ones to {found:?}"),
+    )
 }
 
 fn tokenizer_checks(session: &Session) -> Vec<Check> {
     let tokenizer = match stages::tokenizer(session) {
         Ok(tokenizer) => tokenizer,
         Err(error) => {
-            return vec![Check {
-                name: "tokenizer".to_owned(),
-                passed: false,
-                detail: format!("{error:#}"),
-            }];
+            return vec![Check::new("tokenizer", false, format!("{error:#}"))];
         }
     };
     let vocab_size = session.spec().vocab_size;
     let fits = tokenizer.check_vocab(vocab_size);
     vec![
-        Check {
-            name: "tokenizer".to_owned(),
-            passed: fits.is_ok(),
-            detail: fits.map_or_else(
+        Check::new(
+            "tokenizer",
+            fits.is_ok(),
+            fits.map_or_else(
                 |error| error.to_string(),
                 |()| format!("{} of {vocab_size} ids", tokenizer.vocab_size()),
             ),
-        },
+        ),
         end_check(session, &tokenizer),
-        Check {
-            name: "chat template".to_owned(),
-            passed: tokenizer.template_if_any().is_some(),
-            detail: match tokenizer.template_if_any() {
+        Check::new(
+            "chat template",
+            tokenizer.template_if_any().is_some(),
+            match tokenizer.template_if_any() {
                 Some(template) => format!("{} characters", template.source().len()),
                 None => "the target folder has none".to_owned(),
             },
-        },
+        ),
     ]
 }
 
@@ -112,11 +121,8 @@ fn end_check(session: &Session, tokenizer: &ChatTokenizer) -> Check {
         .eos_token_ids
         .iter()
         .all(|id| known.contains(id));
-    Check {
-        name: "end tokens".to_owned(),
-        passed: !known.is_empty() && agree,
-        detail: format!("{known:?}"),
-    }
+    let passed = !known.is_empty() && agree;
+    Check::new("end tokens", passed, format!("{known:?}"))
 }
 
 /// A fresh drafter must compute the same logits in a training row and step by step.
@@ -134,24 +140,24 @@ fn parity_check(session: &Session, run: &DrafterRun) -> anyhow::Result<Check> {
     let states = target.forward(ids, &drafter.state_spec());
     let batch = DraftBatch { tokens, states };
     let parity = replay(&drafter, &batch, target.ends(), Rounds::Varying);
-    Ok(Check {
-        name: format!("parity of `{}`", run.family()),
-        passed: parity.holds(PARITY_TOLERANCE),
-        detail: format!(
+    Ok(Check::new(
+        format!("parity of `{}`", run.family()),
+        parity.holds(PARITY_TOLERANCE),
+        format!(
             "{} slots, largest difference {:.1e} of logits up to {:.1}",
             parity.num_slots, parity.max_abs_diff, parity.max_abs_logit
         ),
-    })
+    ))
 }
 
 /// A card must compute the processor's gradients.
 fn gradients_check(session: &Session, run: &DrafterRun) -> anyhow::Result<Check> {
     let rows = made_up_rows(session.spec().vocab_size).rows;
     let found = gradient_check::compare(session, run, rows)?;
+    let name = format!("gradients of `{}`", run.family());
     Ok(Check {
-        name: format!("gradients of `{}`", run.family()),
-        passed: found.passed(),
-        detail: found.describe(),
+        tensors: found.tensors.clone(),
+        ..Check::new(name, found.passed(), found.describe())
     })
 }
 

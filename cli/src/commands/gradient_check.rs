@@ -1,21 +1,23 @@
-//! Part of `draftsmith doctor`: loss and gradients on the chosen device against the processor's.
+//! Part of `draftsmith doctor`: states, logits, loss and gradients on the chosen device against the
+//! processor's.
 
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType};
 use draftsmith_data::hidden::OnlineSource;
-use draftsmith_models::batch::TokenRow;
+use draftsmith_models::batch::{TokenBatch, TokenRow};
 use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
 use draftsmith_models::objective::{Objective, Teacher};
 use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
+use draftsmith_models::weights::host_values;
 use draftsmith_trainer::device_check::{NamedGradients, TensorDifference, differences};
 use draftsmith_trainer::step::{Learner, optimizer};
 
 use crate::run_file::DrafterRun;
 use crate::session::Session;
 
-/// Largest difference of a gradient, relative to its tensor's largest value: matrix products on tensor
+/// Largest difference of states, logits or a gradient, relative to the tensor's largest value: matrix products on tensor
 /// cores may round their inputs to 10 bits of mantissa (TF32), 1e-3 a product.
 const TOLERANCE: f64 = 1e-2;
 
@@ -26,13 +28,23 @@ pub(crate) struct GradientCheck {
     pub(crate) tensors: Vec<TensorDifference>,
     /// Losses on the processor and on the device.
     pub(crate) losses: [f64; 2],
+    /// Differences of the target's states and logits, relative to the largest of each.
+    pub(crate) forward: ForwardDifference,
+}
+
+/// How far the target's forward pass on the device is from the processor's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ForwardDifference {
+    states: f64,
+    logits: f64,
 }
 
 impl GradientCheck {
     /// Whether every tensor agrees.
     pub(crate) fn passed(&self) -> bool {
         let agrees = |tensor: &TensorDifference| tensor.max_relative <= TOLERANCE;
-        !self.tensors.is_empty() && self.tensors.iter().all(agrees)
+        let forward_agrees = self.forward.states.max(self.forward.logits) <= TOLERANCE;
+        forward_agrees && !self.tensors.is_empty() && self.tensors.iter().all(agrees)
     }
 
     /// The losses and the worst tensor in words.
@@ -51,7 +63,11 @@ impl GradientCheck {
                 tensor.norm_ratio
             )
         });
-        format!("loss {found:.6} against {reference:.6} on `cpu`{worst}")
+        let ForwardDifference { states, logits } = self.forward;
+        format!(
+            "states within {states:.1e}, logits within {logits:.1e} of their largest value; loss {found:.6} \
+             against {reference:.6} on `cpu`{worst}"
+        )
     }
 }
 
@@ -64,17 +80,48 @@ pub(crate) fn compare(
     let cpu = Device::flex();
     let folder = &session.run_file().target.path;
     let on_cpu = Arc::new(TargetModel::load(folder, FloatDType::F32, &cpu)?);
-    let reference = gradients(session, run, &rows, on_cpu)?;
+    let reference = gradients(session, run, &rows, on_cpu.clone())?;
     let on_device = Arc::new(TargetModel::load(
         folder,
         FloatDType::F32,
         session.device(),
     )?);
-    let found = gradients(session, run, &rows, on_device)?;
+    let found = gradients(session, run, &rows, on_device.clone())?;
     Ok(GradientCheck {
+        forward: forward_difference(session, run, rows, [&on_cpu, &on_device])?,
         tensors: differences(&reference, &found),
         losses: [reference.loss, found.loss],
     })
+}
+
+fn forward_difference(
+    session: &Session,
+    run: &DrafterRun,
+    rows: Vec<TokenRow>,
+    targets: [&TargetModel; 2],
+) -> anyhow::Result<ForwardDifference> {
+    let want = run.config.check(session.spec())?;
+    let tokens = TokenBatch { rows };
+    let [(states, logits), (other_states, other_logits)] = targets.map(|target| {
+        let states = target.forward(tokens.ids(target.device()), &want);
+        let rows = states.final_hidden.clone().flatten::<2>(0, 1);
+        let logits = host_values(&target.ends().logits(rows));
+        let aux = host_values(&states.aux);
+        ([aux, host_values(&states.final_hidden)].concat(), logits)
+    });
+    Ok(ForwardDifference {
+        states: relative(&states, &other_states),
+        logits: relative(&logits, &other_logits),
+    })
+}
+
+/// Largest difference over the largest value of `reference`.
+fn relative(reference: &[f32], found: &[f32]) -> f64 {
+    let largest = reference.iter().fold(0.0_f32, |sum, x| sum.max(x.abs()));
+    let differences = reference.iter().zip(found).map(|(a, b)| (a - b).abs());
+    // Not `f32::max`: a value that is not a number must not be passed over.
+    let furthest = differences.fold(0.0_f32, |sum, x| if x <= sum { sum } else { x });
+    f64::from(furthest) / f64::from(largest)
 }
 
 fn gradients(

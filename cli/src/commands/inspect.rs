@@ -1,8 +1,9 @@
 //! `draftsmith inspect`: what training will see, for people to read.
 
-use draftsmith_data::inspect;
+use draftsmith_data::inspect::{self, InspectedRow, VocabularyCoverage};
 use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
 use draftsmith_models::vocab::VocabMap;
+use serde::Serialize;
 
 use crate::session::Session;
 use crate::stages;
@@ -12,16 +13,25 @@ pub(crate) fn inspect(session: &Session, rows: usize) -> anyhow::Result<()> {
     let dataset = stages::dataset(session)?;
     let tokenizer = stages::tokenizer(session)?;
     let num_depths = num_depths(session)?;
-    let console = session.console();
-    if !console.is_json() {
-        console.result(&inspect::render_counts(&dataset));
-    }
-    for index in 0..rows.min(dataset.len()) {
-        let row = inspect::row(&dataset, index, num_depths, &tokenizer)?;
-        console.value(&row, || inspect::render_row(&row))?;
-    }
+    let rows: Vec<InspectedRow> = (0..rows.min(dataset.len()))
+        .map(|index| inspect::row(&dataset, index, num_depths, &tokenizer))
+        .collect::<Result<_, _>>()?;
     let coverage = inspect::coverage(&dataset, session.spec().vocab_size)?;
-    console.value(&coverage, || inspect::render_coverage(&coverage))
+    let counts = inspect::render_counts(&dataset);
+    let found = Inspection { rows, coverage };
+    session.console().value(&found, || {
+        let rows = found.rows.iter().map(inspect::render_row);
+        let rows: Vec<String> = rows.collect();
+        let coverage = inspect::render_coverage(&found.coverage);
+        format!("{counts}\n{}\n{coverage}", rows.join("\n"))
+    })
+}
+
+/// Everything that is shown, as one JSON document.
+#[derive(Debug, Serialize)]
+struct Inspection {
+    rows: Vec<InspectedRow>,
+    coverage: VocabularyCoverage,
 }
 
 /// The most depths any drafter of the run file has.

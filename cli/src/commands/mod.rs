@@ -17,7 +17,7 @@ use crate::stages;
 /// Does what the command line asks for.
 pub(crate) fn dispatch(command: Command, console: Console) -> anyhow::Result<()> {
     match command {
-        Command::Run(args) => run::run(&Session::open(&args, Restart::Resume, console)?),
+        Command::Run(args) => run::run(&Session::open(&args, Restart::Continue, console)?),
         Command::Prepare(args) => one(&args, &stages::prepare::Prepare, console),
         Command::Regenerate(args) => one(&args, &stages::regenerate::Regenerate, console),
         Command::Capture(args) => one(&args, &stages::capture::Capture, console),

@@ -12,7 +12,7 @@ use crate::stages::{self, STAGES};
 /// Runs every stage that is missing or stale and prints the report.
 pub(crate) fn run(session: &Session) -> anyhow::Result<()> {
     let started = Instant::now();
-    refuse_unusable_target(session)?;
+    refuse_unusable(session)?;
     for stage in STAGES {
         stage::run_if_stale(*stage, session)?;
         session.interrupt().check("finished stages stay valid")?;
@@ -24,13 +24,16 @@ pub(crate) fn run(session: &Session) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Loads target and tokenizer before the first stage writes anything, unless nothing is left to do.
-fn refuse_unusable_target(session: &Session) -> anyhow::Result<()> {
+/// Finds what would stop a later stage before the first one writes anything, unless nothing is left
+/// to do.
+fn refuse_unusable(session: &Session) -> anyhow::Result<()> {
     for stage in STAGES {
         if stage::freshness(*stage, session)? != Freshness::Fresh {
             stages::tokenizer(session)?;
             session.target()?;
-            return Ok(());
+            stages::train::refuse_unfit_drafters(session)?;
+            stages::capture::refuse_states_of_another_target(session)?;
+            return stages::eval::refuse_missing_suites(session);
         }
     }
     Ok(())

@@ -21,13 +21,16 @@ pub(crate) fn target(command: TargetCommand, console: &Console) -> anyhow::Resul
 }
 
 fn import_target(source: &Path, folder: &Path, console: &Console) -> anyhow::Result<()> {
-    let progress = Progress::new(console, "import", None, "tensors");
-    let mut done = 0;
+    let mut progress = None;
     let report = import(source, folder, &mut |at| {
-        done = at.done_tensors as u64;
-        progress.set(done);
+        let total = Some(at.num_tensors as u64);
+        progress
+            .get_or_insert_with(|| Progress::new(console, "import", total, "tensors"))
+            .set(at.done_tensors as u64);
     })?;
-    progress.finish(done);
+    if let Some(progress) = progress {
+        progress.finish(report.num_tensors as u64);
+    }
     console.value(&report, || imported(&report))
 }
 

@@ -10,10 +10,10 @@ use draftsmith_data::cache::{
 use draftsmith_data::dataset::Dataset;
 use draftsmith_data::hidden::{CachedSource, HiddenStateSource, OnlineSource};
 use draftsmith_models::batch::{StateSpec, TokenRow};
-use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
-use draftsmith_models::vocab::VocabMap;
 
+use crate::errors::CliError;
 use crate::progress::Progress;
+use crate::run_file::DrafterRun;
 use crate::session::Session;
 use crate::stage::{Inputs, Stage, hash_section};
 
@@ -34,12 +34,7 @@ impl Stage for Capture {
         let config = &session.run_file().capture;
         let mut inputs = Inputs::from([("[capture]".to_owned(), hash_section(config)?)]);
         if is_cached(session) {
-            inputs.insert(
-                "target".to_owned(),
-                session.target_fingerprint()?.to_owned(),
-            );
-            let dtype = session.run_file().target.dtype;
-            inputs.insert("[target]".to_owned(), hash_section(&dtype)?);
+            super::insert_target(session, &mut inputs)?;
             let families = &session.run_file().drafter;
             inputs.insert("[drafter]".to_owned(), hash_section(families)?);
         }
@@ -100,18 +95,32 @@ fn folder(session: &Session, aux_layer_ids: &[usize]) -> PathBuf {
 
 /// The sets of blocks that the drafters of the run read.
 fn layer_sets(session: &Session) -> anyhow::Result<BTreeSet<Vec<usize>>> {
-    let vocab = VocabMap::full(session.spec().vocab_size);
-    let mut sets = BTreeSet::new();
-    for run in &session.run_file().drafter.0 {
-        let context = DrafterContext {
-            target: session.spec(),
-            ends: session.target()?.ends(),
-            vocab: &vocab,
-        };
-        let drafter = AnyDrafter::init(&run.config, context, 0, session.device())?;
-        sets.insert(drafter.state_spec().aux_layer_ids);
+    let drafters = session.run_file().drafter.0.iter();
+    let ids = |run: &DrafterRun| Ok(run.config.check(session.spec())?.aux_layer_ids);
+    drafters.map(ids).collect()
+}
+
+/// Refuses stored states of another target, before any stage replaces what they belong to.
+pub(crate) fn refuse_states_of_another_target(session: &Session) -> anyhow::Result<()> {
+    for ids in layer_sets(session)? {
+        let folder = folder(session, &ids);
+        if !is_cached(session) || !folder.join(MANIFEST).exists() {
+            continue;
+        }
+        let found = CacheManifest::read(&folder)?.identity.target_fingerprint;
+        let expected = session.target_fingerprint()?;
+        if found != expected {
+            return Err(CliError::usage(
+                format!(
+                    "`{}` holds states of another target: fingerprint {found}, expected {expected}",
+                    folder.display()
+                ),
+                "choose another folder with `--out`, or remove the states",
+            )
+            .into());
+        }
     }
-    Ok(sets)
+    Ok(())
 }
 
 fn identity(

@@ -1,6 +1,5 @@
 //! `eval`: trained drafters and the baselines, by real decoding.
 
-use std::cell::Cell;
 use std::path::PathBuf;
 
 use draftsmith_data::prompts::{self, PromptSettings};
@@ -9,15 +8,21 @@ use draftsmith_eval::config::SuiteConfig;
 use draftsmith_eval::decode::Sequence;
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::propose::UNTRAINED;
-use draftsmith_eval::report::{DrafterRecord, FORMAT_VERSION, Report, TargetRecord};
+use draftsmith_eval::report::{
+    DrafterRecord, Entry, ExactEntry, FORMAT_VERSION, Report, TargetRecord,
+};
 use draftsmith_eval::suite::{NamedDrafter, Suite, SuiteRun, run};
 use draftsmith_models::checkpoint::{self, DrafterCard};
 use draftsmith_models::drafter::AnyDrafter;
 
+use super::parts::ExactValidator;
 use crate::errors::CliError;
 use crate::progress::Progress;
 use crate::session::Session;
 use crate::stage::{Inputs, Stage, hash_section};
+
+/// Bootstrap resamples of the exact evaluation.
+const RESAMPLES: usize = 1000;
 
 /// The stage.
 #[derive(Debug)]
@@ -38,6 +43,10 @@ impl Stage for Eval {
         for suite in &config.suites {
             super::hash_file(&suite.file, &mut inputs)?;
         }
+        super::insert_target(session, &mut inputs)?;
+        // Speeds belong to a device.
+        let device = session.run_file().run.device.to_string();
+        inputs.insert("run.device".to_owned(), device);
         Ok(inputs)
     }
 
@@ -57,27 +66,7 @@ impl Stage for Eval {
             drafters: &drafters,
             config: &session.run_file().eval,
         };
-        let progress = Progress::new(session.console(), "eval", None, "tokens");
-        let (before, latest, decodes) = (Cell::new(0), Cell::new(0), Cell::new(0));
-        let entries = run(&input, &mut |at| {
-            if at.decodes_done != decodes.get() {
-                decodes.set(at.decodes_done);
-                before.set(before.get() + latest.get());
-            }
-            latest.set(at.decode.tokens as u64);
-            let note = format!(
-                "{} of {}: {} at T={} on {}",
-                at.decodes_done + 1,
-                at.decodes,
-                at.proposer,
-                at.temperature,
-                at.suite
-            );
-            progress.set_with(before.get() + latest.get(), &note);
-            !session.interrupt().is_asked()
-        });
-        let entries = entries.map_err(|error| interrupted(error, session))?;
-        progress.finish(before.get() + latest.get());
+        let entries = measure(session, &input)?;
         let report = Report {
             format_version: FORMAT_VERSION,
             generator: format!("draftsmith {}", env!("CARGO_PKG_VERSION")),
@@ -87,11 +76,54 @@ impl Stage for Eval {
             settings: session.run_file().eval.clone(),
             drafters: loaded.iter().map(Loaded::record).collect(),
             entries,
-            exact: Vec::new(),
+            exact: exact_entries(session, &loaded)?,
         };
         report.write(&report_path(session))?;
         Ok(())
     }
+}
+
+/// Decodes everything, with progress in sequences.
+fn measure(session: &Session, input: &SuiteRun<'_>) -> anyhow::Result<Vec<Entry>> {
+    let total = input.num_sequences() as u64;
+    let progress = Progress::new(session.console(), "eval", Some(total), "sequences");
+    let entries = run(input, &mut |at| {
+        let note = format!(
+            "{} of {}: {} at T={} on {}",
+            at.decodes_done + 1,
+            at.decodes,
+            at.proposer,
+            at.temperature,
+            at.suite
+        );
+        progress.set_with((at.sequences_done + at.decode.finished) as u64, &note);
+        !session.interrupt().is_asked()
+    });
+    let entries = entries.map_err(|error| interrupted(error, session))?;
+    progress.finish(total);
+    Ok(entries)
+}
+
+/// The trained drafters on the validation rows, by the exact evaluator.
+fn exact_entries(session: &Session, loaded: &[Loaded]) -> anyhow::Result<Vec<ExactEntry>> {
+    let dataset = super::dataset(session)?;
+    let validation = super::split(session, &dataset).validation;
+    let mut entries = Vec::new();
+    for drafter in &session.run_file().drafter.0 {
+        let trained = loaded.iter().find(|one| one.name == drafter.family());
+        let Some(trained) = trained.filter(|_| !validation.is_empty()) else {
+            continue;
+        };
+        let rows = validation.iter().map(|&row| dataset.row(row)).collect();
+        if let Some(validator) = ExactValidator::new(session, drafter, rows, &trained.card)? {
+            entries.push(ExactEntry {
+                drafter: trained.name.clone(),
+                text: "validation".to_owned(),
+                report: validator.report(&trained.drafter, RESAMPLES)?,
+            });
+        }
+    }
+    Ok(entries)
 }
 
 /// `eval/report.json` of the run folder.
@@ -171,6 +203,23 @@ fn load(session: &Session, name: String, folder: PathBuf) -> anyhow::Result<Load
         drafter,
         card,
     })
+}
+
+/// Refuses suites whose prompt file does not exist.
+pub(crate) fn refuse_missing_suites(session: &Session) -> anyhow::Result<()> {
+    let suites = &session.run_file().eval.suites;
+    match suites.iter().find(|suite| !suite.file.is_file()) {
+        None => Ok(()),
+        Some(suite) => Err(CliError::usage(
+            format!(
+                "suite `{}`: there is no file `{}`",
+                suite.name,
+                suite.file.display()
+            ),
+            "paths are relative to the folder the program is started in; see `[eval] suites`",
+        )
+        .into()),
+    }
 }
 
 /// The prompts of `[eval] suites`, or those of the validation rows when there are none.

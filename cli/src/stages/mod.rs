@@ -16,8 +16,9 @@ use draftsmith_data::tokenizer::ChatTokenizer;
 use draftsmith_models::checkpoint::TemplateRecord;
 use draftsmith_models::file;
 
+use crate::errors::CliError;
 use crate::session::Session;
-use crate::stage::{Inputs, Stage};
+use crate::stage::{Inputs, Stage, hash_section};
 
 /// All stages; each needs only earlier ones.
 pub(crate) const STAGES: &[&dyn Stage] = &[
@@ -64,7 +65,20 @@ pub(crate) fn dataset_folder(session: &Session) -> PathBuf {
 
 /// The rows that drafters train on.
 pub(crate) fn dataset(session: &Session) -> anyhow::Result<Dataset> {
-    Ok(Dataset::open(&dataset_folder(session))?)
+    let folder = dataset_folder(session);
+    if !folder.exists() {
+        let file = session.file_name();
+        let stage = match session.run_file().regenerate {
+            Some(_) => "regenerate",
+            None => "prepare",
+        };
+        return Err(CliError::usage(
+            format!("there are no rows in `{}` yet", folder.display()),
+            format!("`draftsmith {stage} {file}` makes them"),
+        )
+        .into());
+    }
+    Ok(Dataset::open(&folder)?)
 }
 
 /// Training and validation rows.
@@ -80,6 +94,15 @@ pub(crate) fn data_hashes(session: &Session) -> anyhow::Result<BTreeMap<String, 
         hash_file(path, &mut hashes)?;
     }
     Ok(hashes)
+}
+
+/// Adds the target and the number type it computes in to the inputs of a stage.
+pub(crate) fn insert_target(session: &Session, inputs: &mut Inputs) -> anyhow::Result<()> {
+    let fingerprint = session.target_fingerprint()?.to_owned();
+    inputs.insert("target".to_owned(), fingerprint);
+    let dtype = hash_section(&session.run_file().target.dtype)?;
+    inputs.insert("[target]".to_owned(), dtype);
+    Ok(())
 }
 
 /// Adds the blake3 of a file to the inputs of a stage.

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use draftsmith_data::hidden::HiddenStateSource;
-use draftsmith_eval::exact::{Candidate, ExactSettings, exact};
+use draftsmith_eval::error::EvalError;
+use draftsmith_eval::exact::{Candidate, ExactReport, ExactSettings, exact};
 use draftsmith_models::batch::TokenRow;
 use draftsmith_models::checkpoint::DrafterCard;
 use draftsmith_models::drafter::AnyDrafter;
@@ -44,32 +45,60 @@ impl<'a> ExactValidator<'a> {
                 .warn("no validation row was set aside: the newest checkpoint counts as the best");
             return Ok(None);
         }
-        let objective = session.run_file().objective_of(drafter);
+        let settings = exact_settings(session, drafter);
+        if !settings.text_matches_rule() {
+            session.console().warn(&format!(
+                "validation at temperature {} reads text that was not drawn so, or nobody says how: its tau \
+                 compares checkpoints but is not that of decoding; set `data.text_temperature`",
+                settings.temperature
+            ));
+        }
         Ok(Some(Self {
             source: super::capture::source(session, &card.aux_layer_ids)?,
             ends: session.target()?.ends(),
             vocab: card.vocab.clone(),
             rows,
-            settings: ExactSettings {
-                temperature: objective.temperature,
-                text_temperature: super::regenerate::text_temperature(session),
-                chunk_positions: objective.chunk_positions,
-                resamples: 0,
-                ..ExactSettings::default()
-            },
+            settings,
         }))
     }
 }
 
-impl Validator for ExactValidator<'_> {
-    fn validate(&mut self, drafter: &AnyDrafter) -> Result<Validation, PartError> {
+/// The rule is that of the text, because the evaluator is exact on text drawn as it decodes; of text
+/// drawn nobody knows how, that of the objective.
+fn exact_settings(session: &Session, drafter: &DrafterRun) -> ExactSettings {
+    let objective = session.run_file().objective_of(drafter);
+    let text = super::regenerate::text_sampling(session);
+    ExactSettings {
+        temperature: text.map_or(objective.temperature, |text| text.temperature),
+        text,
+        chunk_positions: objective.chunk_positions,
+        ..ExactSettings::default()
+    }
+}
+
+impl ExactValidator<'_> {
+    /// The whole report, with an interval from `resamples` resamples.
+    pub(super) fn report(
+        &self,
+        drafter: &AnyDrafter,
+        resamples: usize,
+    ) -> Result<ExactReport, EvalError> {
         let candidate = Candidate {
             drafter,
             ends: self.ends,
             vocab: &self.vocab,
         };
-        let report = exact(candidate, self.source.as_ref(), &self.rows, &self.settings)
-            .map_err(PartError::new)?;
+        let settings = ExactSettings {
+            resamples,
+            ..self.settings
+        };
+        exact(candidate, self.source.as_ref(), &self.rows, &settings)
+    }
+}
+
+impl Validator for ExactValidator<'_> {
+    fn validate(&mut self, drafter: &AnyDrafter) -> Result<Validation, PartError> {
+        let report = self.report(drafter, 0).map_err(PartError::new)?;
         let taus = report
             .by_gamma
             .iter()

@@ -7,6 +7,7 @@ use draftsmith_data::prepare::{DataConfig, prepare};
 use draftsmith_data::prompts::{self, PromptSettings, Prompts};
 use draftsmith_data::regenerate::{Answerer, RegenerateConfig, regenerate};
 use draftsmith_data::source::Roles;
+use draftsmith_models::sample::Sampling;
 
 use crate::errors::CliError;
 use crate::progress::Progress;
@@ -31,8 +32,7 @@ impl Stage for Regenerate {
         let section = hash_section(&run_file.regenerate)?;
         let mut inputs = Inputs::from([("[regenerate]".to_owned(), section)]);
         if run_file.regenerate.is_some() {
-            let dtype = hash_section(&run_file.target.dtype)?;
-            inputs.insert("[target]".to_owned(), dtype);
+            super::insert_target(session, &mut inputs)?;
         }
         Ok(inputs)
     }
@@ -128,14 +128,15 @@ fn answer(session: &Session, settings: &RegenerateConfig) -> anyhow::Result<()> 
         fingerprint: session.target_fingerprint()?,
         tokenizer: &tokenizer,
     };
-    let progress = Progress::new(session.console(), "regenerate", None, "tokens");
+    let total = Some(read.prompts.len() as u64);
+    let progress = Progress::new(session.console(), "regenerate", total, "prompts");
     let out = answers_path(session);
     let report = regenerate(answerer, &read.prompts, settings, &out, &mut |at| {
-        let note = format!("{} of {} prompts", at.done_rows, at.num_rows);
-        progress.set_with(at.new_tokens, &note);
+        let note = format!("{} tokens", at.new_tokens);
+        progress.set_with(at.done_rows as u64, &note);
         !session.interrupt().is_asked()
     })?;
-    progress.finish(report.new_tokens);
+    progress.finish_as(report.new_tokens, "tokens");
     if !report.is_complete {
         let file = session.file_name();
         session.interrupt().check(&format!(
@@ -145,8 +146,11 @@ fn answer(session: &Session, settings: &RegenerateConfig) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Temperature of the training text: that of `[regenerate]`, or 1 for text of unknown origin.
-pub(super) fn text_temperature(session: &Session) -> f64 {
-    let settings = session.run_file().regenerate.as_ref();
-    settings.map_or(1.0, |settings| settings.sampling.temperature)
+/// How the target drew the training text: as `[regenerate]` says, or as the user says of his own.
+pub(super) fn text_sampling(session: &Session) -> Option<Sampling> {
+    let run_file = session.run_file();
+    match &run_file.regenerate {
+        Some(settings) => Some(settings.sampling),
+        None => run_file.data.text_temperature.map(Sampling::at),
+    }
 }

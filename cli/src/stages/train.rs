@@ -9,6 +9,7 @@ use draftsmith_models::checkpoint::{self, DrafterCard};
 use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_trainer::checkpoint as run_checkpoint;
+use draftsmith_trainer::error::TrainerError;
 use draftsmith_trainer::parts::DatasetRows;
 use draftsmith_trainer::{Outcome, Parts, Resume, RunSettings, Summary, train};
 use serde_json::json;
@@ -39,6 +40,7 @@ impl Stage for Train {
             let hash = hash_section(&resolved(session, drafter))?;
             inputs.insert(format!("[drafter.{}]", drafter.family()), hash);
         }
+        super::insert_target(session, &mut inputs)?;
         Ok(inputs)
     }
 
@@ -53,6 +55,7 @@ impl Stage for Train {
     }
 
     fn execute(&self, session: &Session) -> anyhow::Result<()> {
+        refuse_nothing_to_resume(session)?;
         let dataset = super::dataset(session)?;
         for drafter in &session.run_file().drafter.0 {
             train_one(session, drafter, &dataset)?;
@@ -103,6 +106,47 @@ fn resolved(session: &Session, drafter: &DrafterRun) -> serde_json::Value {
 }
 
 fn train_one(session: &Session, drafter: &DrafterRun, dataset: &Dataset) -> anyhow::Result<()> {
+    let outcome = attempt(session, drafter, dataset, resume(session, drafter)?);
+    match outcome {
+        Err(error) if session.restart() == Restart::Continue && is_other_training(&error) => {
+            set_aside(session, drafter)?;
+            attempt(session, drafter, dataset, Resume::Fresh)
+        }
+        outcome => outcome,
+    }
+}
+
+fn is_other_training(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref::<TrainerError>(),
+        Some(TrainerError::SettingsChanged { .. })
+    )
+}
+
+/// Moves a training with other settings to `superseded/<family>-<n>` of the run folder.
+fn set_aside(session: &Session, drafter: &DrafterRun) -> anyhow::Result<()> {
+    let family = drafter.family();
+    let root = session.folder().join("superseded");
+    fs_err::create_dir_all(&root)?;
+    let mut number = 1;
+    while root.join(format!("{family}-{number}")).exists() {
+        number += 1;
+    }
+    let kept = root.join(format!("{family}-{number}"));
+    fs_err::rename(session.drafter_folder(drafter), &kept)?;
+    session.console().say(&format!(
+        "train {family}: its settings or rows changed; the earlier training is kept in `{}`",
+        kept.display()
+    ));
+    Ok(())
+}
+
+fn attempt(
+    session: &Session,
+    drafter: &DrafterRun,
+    dataset: &Dataset,
+    resume: Resume,
+) -> anyhow::Result<()> {
     let run_file = session.run_file();
     let split = super::split(session, dataset);
     let tracking = session.device().clone().autodiff();
@@ -115,7 +159,7 @@ fn train_one(session: &Session, drafter: &DrafterRun, dataset: &Dataset) -> anyh
         log: &run_file.log,
         resolved: resolved(session, drafter),
         folder: &folder,
-        resume: resume(session, drafter)?,
+        resume,
     };
     let rows = DatasetRows {
         dataset,
@@ -162,18 +206,40 @@ fn stopped(session: &Session, summary: &Summary) -> CliError {
     ))
 }
 
-/// Where training starts: with `--resume` at the newest complete checkpoint, if there is any.
+/// Where the training of a drafter starts.
 fn resume(session: &Session, drafter: &DrafterRun) -> anyhow::Result<Resume> {
     if session.restart() == Restart::Fresh {
         return Ok(Resume::Fresh);
     }
-    let root = checkpoints(session, drafter);
-    let found = run_checkpoint::find(&root)?;
-    Ok(if found.newest.is_some() || !found.ignored.is_empty() {
+    Ok(if has_begun(session, drafter)? {
         Resume::Latest
     } else {
         Resume::Fresh
     })
+}
+
+/// Whether there is a checkpoint, complete or not.
+fn has_begun(session: &Session, drafter: &DrafterRun) -> anyhow::Result<bool> {
+    let found = run_checkpoint::find(&checkpoints(session, drafter))?;
+    Ok(found.newest.is_some() || !found.ignored.is_empty())
+}
+
+/// `--resume` on a run without any checkpoint is a mistake in its folder, not a wish to start.
+fn refuse_nothing_to_resume(session: &Session) -> anyhow::Result<()> {
+    if session.restart() != Restart::Resume {
+        return Ok(());
+    }
+    for drafter in &session.run_file().drafter.0 {
+        if has_begun(session, drafter)? {
+            return Ok(());
+        }
+    }
+    let folder = session.folder().display();
+    Err(CliError::usage(
+        format!("nothing to resume: `{folder}` holds no checkpoint"),
+        "check `run.out` and `--out`, or leave `--resume` out to start",
+    )
+    .into())
 }
 
 /// The trainer refuses to start over existing checkpoints; so must the untrained drafter beside them.
@@ -222,6 +288,25 @@ fn build(
         step: 0,
     };
     Ok(Fresh { drafter, card })
+}
+
+/// Refuses drafters whose settings do not fit the target.
+pub(crate) fn refuse_unfit_drafters(session: &Session) -> anyhow::Result<()> {
+    let vocab_size = session.spec().vocab_size;
+    for run in &session.run_file().drafter.0 {
+        run.config.check(session.spec())?;
+        if let DraftVocab::Size(size) = run.draft_vocab
+            && size > vocab_size
+        {
+            let family = run.family();
+            return Err(CliError::usage(
+                format!("`drafter.{family}.draft_vocab` is {size}, but the target has {vocab_size} tokens"),
+                "`draft_vocab = \"full\"` drafts with all of them",
+            )
+            .into());
+        }
+    }
+    Ok(())
 }
 
 /// The draft vocabulary: tokens by how often the target wrote them in the training rows.

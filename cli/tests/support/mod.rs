@@ -73,12 +73,7 @@ impl Workplace {
 
     /// Runs the program in this folder.
     pub fn run(&self, arguments: &[&str]) -> Outcome {
-        let output = Command::new(env!("CARGO_BIN_EXE_draftsmith"))
-            .args(arguments)
-            .current_dir(self.folder.path())
-            .env("RAYON_NUM_THREADS", "1")
-            .output()
-            .unwrap();
+        let output = self.command(arguments).output().unwrap();
         Outcome {
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8(output.stdout).unwrap(),
@@ -86,19 +81,45 @@ impl Workplace {
         }
     }
 
+    /// Starts the program in this folder and does not wait for it.
+    pub fn start(&self, arguments: &[&str]) -> std::process::Child {
+        let mut command = self.command(arguments);
+        command.stderr(std::process::Stdio::null()).spawn().unwrap()
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_draftsmith"));
+        command
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .env("RAYON_NUM_THREADS", "1");
+        command
+    }
+
     /// Runs the program and expects a refusal: status 2, no run folder, and the whole text of
     /// `tests/messages/<message>.txt`. `UPDATE_MESSAGES=1` writes that file; read what it wrote.
     pub fn refused(&self, arguments: &[&str], message: &str) {
         let outcome = self.run(arguments);
-        let found = outcome
-            .stderr
-            .replace(&self.folder.path().display().to_string(), "<place>");
-        assert_eq!(outcome.code, 2, "{found}");
         assert_eq!(outcome.stdout, "");
         assert!(
             !self.path("out").exists(),
-            "the run folder was written: {found}"
+            "the run folder was written: {}",
+            outcome.stderr
         );
+        self.compare(&outcome, &outcome.stderr, message);
+    }
+
+    /// As [`Workplace::refused`] for a run folder that earlier commands wrote; lines about the progress
+    /// before the message are passed over.
+    pub fn refused_later(&self, arguments: &[&str], message: &str) {
+        let outcome = self.run(arguments);
+        let start = outcome.stderr.find("error: ").unwrap_or_default();
+        self.compare(&outcome, &outcome.stderr[start..], message);
+    }
+
+    fn compare(&self, outcome: &Outcome, text: &str, message: &str) {
+        let found = text.replace(&self.folder.path().display().to_string(), "<place>");
+        assert_eq!(outcome.code, 2, "{found}");
         let file = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("tests/messages")
             .join(format!("{message}.txt"));

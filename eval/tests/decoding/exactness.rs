@@ -11,6 +11,7 @@ use draftsmith_eval::exact::{Candidate, ExactReport, ExactSettings, exact, exact
 use draftsmith_eval::propose::DrafterProposer;
 use draftsmith_models::batch::{StateSpec, TokenRow};
 use draftsmith_models::drafter::AnyDrafter;
+use draftsmith_models::sample::Sampling;
 use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
 
@@ -43,7 +44,7 @@ fn measure(
     };
     let settings = ExactSettings {
         temperature,
-        text_temperature: temperature,
+        text: Some(Sampling::at(temperature)),
         batch_rows: 3,
         chunk_positions: 7,
         ..ExactSettings::default()

@@ -159,6 +159,18 @@ impl Eagle3Config {
 impl Drafter for Eagle3 {
     type Config = Eagle3Config;
 
+    fn check(config: &Eagle3Config, target: &TargetSpec) -> Result<StateSpec, ModelError> {
+        if config.ttt_steps == 0 {
+            return Err(ModelError::setting(
+                "`drafter.eagle3.ttt_steps` is 0, expected at least 1",
+                "7 is the published value, 3 is cheaper",
+            ));
+        }
+        Ok(StateSpec {
+            aux_layer_ids: config.aux_layer_ids(target.num_layers)?,
+        })
+    }
+
     fn init(
         config: &Eagle3Config,
         context: DrafterContext<'_>,
@@ -166,13 +178,7 @@ impl Drafter for Eagle3 {
         device: &Device,
     ) -> Result<Self, ModelError> {
         let target = context.target;
-        let aux_layer_ids = config.aux_layer_ids(target.num_layers)?;
-        if config.ttt_steps == 0 {
-            return Err(ModelError::setting(
-                "`drafter.eagle3.ttt_steps` is 0, expected at least 1",
-                "7 is the published value, 3 is cheaper",
-            ));
-        }
+        let aux_layer_ids = Self::check(config, target)?.aux_layer_ids;
         let heads = target.heads();
         let hidden = target.hidden_size;
         let intermediate = config.intermediate_size.unwrap_or(target.intermediate_size);

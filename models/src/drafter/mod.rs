@@ -87,6 +87,12 @@ pub trait Drafter: Module {
     /// Settings of the family, as written in `[drafter.<family>]`.
     type Config: Serialize + serde::de::DeserializeOwned;
 
+    /// Checks settings against a target, without building anything; returns the states to be read.
+    ///
+    /// # Errors
+    /// [`ModelError::Setting`] when the settings do not fit the target.
+    fn check(config: &Self::Config, target: &TargetSpec) -> Result<StateSpec, ModelError>;
+
     /// Builds a drafter with fresh parameters drawn from `seed`.
     ///
     /// # Errors
@@ -183,6 +189,14 @@ macro_rules! drafter_families {
             /// Name of the family.
             pub fn family(&self) -> &'static str {
                 match self { $(Self::$variant(_) => $name),+ }
+            }
+
+            /// See [`Drafter::check`].
+            ///
+            /// # Errors
+            /// As [`Drafter::check`].
+            pub fn check(&self, target: &TargetSpec) -> Result<StateSpec, ModelError> {
+                match self { $(Self::$variant(config) => <$module as Drafter>::check(config, target)),+ }
             }
 
             /// Settings of a family read by `deserializer`, for run files with one table a family.
