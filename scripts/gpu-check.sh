@@ -28,10 +28,10 @@ stage="card"
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 
 stage="doctor: kernels and gradients against the processor"
-timeout 90 "$binary" doctor configs/quickstart.toml --device cuda:0 --json > "$out/doctor.json" ||
+timeout 80 "$binary" doctor configs/quickstart.toml --device cuda:0 --json > "$out/doctor.json" ||
     { cat "$out/doctor.json"; exit 1; }
 cat "$out/doctor.json"
 
 stage="20 training steps and tau"
-time timeout 120 "$binary" run configs/quickstart.toml --device cuda:0 --out "$out/run" \
+time timeout 95 "$binary" run configs/quickstart.toml --device cuda:0 --out "$out/run" \
     --set train.max_steps=20 --set regenerate.max_new_tokens=48 --set eval.max_new_tokens=32
