@@ -23,7 +23,8 @@ use draftsmith_models::rng::{Purpose, Stream};
 use draftsmith_models::target::{TargetEnds, TargetSpec};
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_trainer::config::{Compute, OptimizerConfig};
-use draftsmith_trainer::step::{Learner, Phases, optimizer};
+use draftsmith_trainer::optimizer::optimizer;
+use draftsmith_trainer::step::{Learner, Phases};
 
 /// The allocator of the program.
 #[global_allocator]

@@ -5,13 +5,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::TrainerError;
 
-/// `[optimizer]`: AdamW (Loshchilov and Hutter 2019, 1711.05101) with global-norm clipping.
+/// `[optimizer]`: AdamW or Muon with global-norm clipping.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerConfig {
+    /// How matrices move; norm gains and a trained head always move by AdamW.
+    pub kind: OptimizerKind,
     /// Highest learning rate of the schedule.
     pub learning_rate: f64,
-    /// Decay rates of the first and second moment.
+    /// Decay rates of the first and second moment of AdamW.
     pub betas: [f64; 2],
     /// Added to the root of the second moment.
     pub eps: f64,
@@ -32,6 +34,7 @@ pub struct OptimizerConfig {
 impl Default for OptimizerConfig {
     fn default() -> Self {
         Self {
+            kind: OptimizerKind::Adamw,
             learning_rate: 1e-4,
             betas: [0.9, 0.95],
             eps: 1e-8,
@@ -43,6 +46,17 @@ impl Default for OptimizerConfig {
             final_fraction: 0.0,
         }
     }
+}
+
+/// The rule by which matrices move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerKind {
+    /// AdamW (Loshchilov and Hutter 2019, 1711.05101).
+    Adamw,
+    /// Muon: momentum 0.95, orthogonalised by five Newton-Schulz steps, scaled to AdamW's size (Jordan et
+    /// al. 2024; Liu et al. 2025, 2502.16982).
+    Muon,
 }
 
 /// Shape of the learning rate after the warm-up.

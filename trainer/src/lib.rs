@@ -12,6 +12,7 @@ pub mod device_check;
 pub mod error;
 pub mod log;
 pub mod observe;
+pub mod optimizer;
 pub mod order;
 pub mod parts;
 pub mod run;

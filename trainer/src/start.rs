@@ -7,9 +7,9 @@ use draftsmith_models::drafter::AnyDrafter;
 use crate::checkpoint::{self, Found, Identity, Restored, RunState};
 use crate::error::TrainerError;
 use crate::observe::Observer;
+use crate::optimizer::optimizer;
 use crate::order::Position;
 use crate::run::{Parts, Resume, RunSettings};
-use crate::step::optimizer;
 
 /// The drafter, optimizer and state a run begins with. Writes nothing.
 pub(crate) fn start(

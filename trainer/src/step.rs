@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
-use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{FloatDType, Tensor};
 use draftsmith_data::hidden::HiddenStateSource;
 use draftsmith_models::batch::{DraftBatch, TokenBatch};
@@ -12,7 +11,6 @@ use draftsmith_models::objective::{Objective, ObjectiveInput, ObjectiveOutput, T
 use draftsmith_models::slot::{Slot, valid_slots};
 
 use crate::clip::{clip, gradient_norm};
-use crate::config::OptimizerConfig;
 use crate::error::{PartError, TrainerError};
 use crate::order::MicroBatch;
 use crate::parts::RowStore;
@@ -21,7 +19,7 @@ use crate::parts::RowStore;
 pub struct Learner<'a> {
     /// The drafter, on a device that tracks gradients.
     pub drafter: AnyDrafter,
-    /// AdamW with its moments.
+    /// The optimizer with its moments.
     pub optimizer: ModuleOptimizer,
     /// What is minimised.
     pub objective: Objective,
@@ -109,32 +107,6 @@ impl StepReport {
     /// Slots of all depths.
     pub fn slots(&self) -> u64 {
         self.depths.iter().map(|depth| depth.slots).sum()
-    }
-}
-
-/// AdamW as the settings say; one-dimensional parameters (norm gains) are not decayed.
-pub fn optimizer(config: &OptimizerConfig, drafter: &AnyDrafter) -> ModuleOptimizer {
-    let adamw = AdamWConfig::new()
-        .with_beta_1(config.betas[0] as f32)
-        .with_beta_2(config.betas[1] as f32)
-        .with_epsilon(config.eps as f32)
-        .with_weight_decay(config.weight_decay as f32);
-    let mut gains = Gains(Vec::new());
-    drafter.visit(&mut gains);
-    ModuleOptimizer::from(adamw.build()).with_group(
-        ParamGroup::from_ids(gains.0),
-        adamw.with_weight_decay(0.0).build(),
-        None,
-    )
-}
-
-struct Gains(Vec<ParamId>);
-
-impl ModuleVisitor for Gains {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if D == 1 {
-            self.0.push(param.id);
-        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use common::{Scores, World, assert_same_weights, events, records, timeless};
 use draftsmith_models::error::Diagnose;
 use draftsmith_trainer::checkpoint;
+use draftsmith_trainer::config::OptimizerKind;
 use draftsmith_trainer::{Outcome, Resume, TrainerError};
 use fs_err as fs;
 
@@ -33,28 +34,31 @@ fn copy_folder(from: &Path, to: &Path) {
 // from step 10), and `learning_rate(.., step - resumed, ..)` in `Run::rate`.
 #[test]
 fn pitfall_49_a_resumed_run_equals_a_straight_one_bit_for_bit() {
-    let world = World::new(40);
-    let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (straight, spy) = world.train(a.path(), Resume::Fresh, None);
-    assert!(matches!(straight, Ok(Outcome::Finished(_))), "{straight:?}");
-    assert_eq!(spy.planned, Some(20));
+    for kind in [OptimizerKind::Adamw, OptimizerKind::Muon] {
+        let mut world = World::new(40);
+        world.optimizer.kind = kind;
+        let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (straight, spy) = world.train(a.path(), Resume::Fresh, None);
+        assert!(matches!(straight, Ok(Outcome::Finished(_))), "{straight:?}");
+        assert_eq!(spy.planned, Some(20));
 
-    let (stopped, _) = world.train(b.path(), Resume::Fresh, Some(9));
-    let Ok(Outcome::Interrupted(summary)) = stopped else {
-        panic!("{stopped:?}");
-    };
-    assert_eq!((summary.step, summary.total), (9, 20));
-    let (resumed, spy) = world.train(b.path(), Resume::Latest, None);
-    assert!(matches!(resumed, Ok(Outcome::Finished(_))), "{resumed:?}");
-    assert_eq!(spy.steps, (10..=20).collect::<Vec<_>>());
+        let (stopped, _) = world.train(b.path(), Resume::Fresh, Some(9));
+        let Ok(Outcome::Interrupted(summary)) = stopped else {
+            panic!("{stopped:?}");
+        };
+        assert_eq!((summary.step, summary.total), (9, 20));
+        let (resumed, spy) = world.train(b.path(), Resume::Latest, None);
+        assert!(matches!(resumed, Ok(Outcome::Finished(_))), "{resumed:?}");
+        assert_eq!(spy.steps, (10..=20).collect::<Vec<_>>());
 
-    assert_eq!(timeless(records(a.path())), timeless(records(b.path())));
-    assert_same_weights(&step_folder(a.path(), 20), &step_folder(b.path(), 20));
-    let losses: Vec<f64> = records(a.path()).iter().filter_map(|r| r.loss).collect();
-    assert!(
-        losses[17..].iter().sum::<f64>() < losses[..3].iter().sum::<f64>(),
-        "{losses:?}"
-    );
+        assert_eq!(timeless(records(a.path())), timeless(records(b.path())));
+        assert_same_weights(&step_folder(a.path(), 20), &step_folder(b.path(), 20));
+        let losses: Vec<f64> = records(a.path()).iter().filter_map(|r| r.loss).collect();
+        assert!(
+            losses[17..].iter().sum::<f64>() < losses[..3].iter().sum::<f64>(),
+            "{losses:?}"
+        );
+    }
 }
 
 // Seen red: `found.clear()` instead of `found.retain(..)` in `checkpoint::compare::all`.
