@@ -1,6 +1,6 @@
 //! Writes the checkpoint of an untrained EAGLE-3 drafter for a target, and its exports in f32.
 //!
-//! `random_checkpoint TARGET OUT [layers=0,3,5] [vocab=128] [steps=3] [seed=1] [residual=normed]`
+//! `random_checkpoint TARGET OUT [layers=0,3,5] [vocab=128] [steps=3] [seed=1] [residual=normed] [norms=all]`
 //! writes `OUT/checkpoint` and `OUT/export/<format>`. Norm gains are moved away from one, so that a norm
 //! that an engine skips or swaps shows in the logits. Without `vocab` the draft vocabulary is full.
 
@@ -10,7 +10,7 @@ use std::path::Path;
 use burn::tensor::{Device, FloatDType};
 use draftsmith_export::{ExportConfig, ExportDtype, export_all};
 use draftsmith_models::checkpoint::{self, DrafterCard, TemplateRecord};
-use draftsmith_models::drafter::eagle3::Eagle3Config;
+use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config};
 use draftsmith_models::drafter::{AnyDrafter, DrafterConfig, DrafterContext};
 use draftsmith_models::fingerprint::target_fingerprint;
 use draftsmith_models::rng::{Purpose, Stream, stable_hash};
@@ -36,10 +36,17 @@ fn main() -> Outcome<()> {
     let spec = TargetSpec::from_folder(target)?;
     let weights = WeightFolder::open(target)?;
     let ends = TargetEnds::load(&weights, &spec, FloatDType::F32, &device)?;
+    let has_all_norms = options.get("norms") == Some(&"all");
     let config = DrafterConfig::Eagle3(Eagle3Config {
         aux_layer_ids: options.get("layers").map(|text| list(text)).transpose()?,
         ttt_steps: options.get("steps").unwrap_or(&"3").parse()?,
-        norm_before_residual: options.get("residual") == Some(&"normed"),
+        aux_norm: if has_all_norms {
+            AuxNorm::Concatenated
+        } else {
+            AuxNorm::None
+        },
+        norm_before_residual: has_all_norms || options.get("residual") == Some(&"normed"),
+        norm_output: has_all_norms,
         ..Eagle3Config::default()
     });
     let seed: u64 = options.get("seed").unwrap_or(&"1").parse()?;

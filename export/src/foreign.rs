@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use draftsmith_models::drafter::eagle3::{Eagle3Config, check_aux_layer_ids};
+use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config, check_aux_layer_ids};
 use draftsmith_models::error::ModelError;
 use draftsmith_models::file;
 use draftsmith_models::target::TargetSpec;
@@ -17,7 +17,9 @@ pub(crate) struct ForeignConfig {
     pub(crate) aux_layer_ids: Vec<usize>,
     pub(crate) draft_vocab_size: usize,
     pub(crate) intermediate_size: usize,
+    pub(crate) aux_norm: AuxNorm,
     pub(crate) norm_before_residual: bool,
+    pub(crate) norm_output: bool,
     pub(crate) speculative_tokens: usize,
     pub(crate) warnings: Vec<String>,
 }
@@ -101,7 +103,13 @@ impl ForeignConfig {
                 .number("draft_vocab_size")?
                 .unwrap_or(target.vocab_size),
             intermediate_size: layer.intermediate_size,
+            aux_norm: if reader.either_flag("norm_before_fc")? {
+                AuxNorm::Concatenated
+            } else {
+                AuxNorm::None
+            },
             norm_before_residual: reader.norm_before_residual()?,
+            norm_output: reader.either_flag("norm_output")?,
             speculative_tokens: reader.speculative_tokens(),
             warnings: reader.unknown_keys(),
         })
@@ -172,10 +180,8 @@ impl Reader<'_> {
     }
 
     fn refuse_variants(&self, target: &TargetSpec) -> Result<(), ExportError> {
-        for key in ["norm_before_fc", "fc_norm", "norm_output"] {
-            if self.flag(key)? || self.nested(key).and_then(Value::as_bool) == Some(true) {
-                return Err(self.unsupported(key, "false", &true));
-            }
+        if self.either_flag("fc_norm")? {
+            return Err(self.unsupported("fc_norm", "false", &true));
         }
         if self.nested("use_aux_hidden_state") == Some(&Value::Bool(false)) {
             return Err(self.unsupported("eagle_config.use_aux_hidden_state", "true", &false));
@@ -285,6 +291,11 @@ impl Reader<'_> {
             Some(Value::Bool(flag)) => Ok(*flag),
             Some(other) => Err(self.wrong_type(key, "true or false", other)),
         }
+    }
+
+    /// A flag at the top or in `eagle_config`.
+    fn either_flag(&self, key: &str) -> Result<bool, ExportError> {
+        Ok(self.flag(key)? || self.nested(key).and_then(Value::as_bool) == Some(true))
     }
 
     fn ids(&self, key: &str, value: Option<&Value>) -> Result<Option<Vec<usize>>, ExportError> {

@@ -2,7 +2,7 @@
 
 use draftsmith_models::checkpoint::DrafterCard;
 use draftsmith_models::drafter::DrafterConfig;
-use draftsmith_models::drafter::eagle3::Eagle3Config;
+use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config};
 
 /// One tensor under both names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +60,11 @@ fn eagle3(card: &DrafterCard, config: &Eagle3Config, prefix: LayerPrefix) -> Vec
     };
     let layer =
         |ours, part: &str, shape: &[usize]| top(ours, &format!("{}{part}", prefix.text()), shape);
-    vec![
+    let aux_norm = (config.aux_norm == AuxNorm::Concatenated).then(|| {
+        let width = num_captured * hidden;
+        top("aux_norm", "input_norm.weight", &[width])
+    });
+    let always = vec![
         top("fc", "fc.weight", &[hidden, num_captured * hidden]),
         layer("hidden_norm", "hidden_norm.weight", &[hidden]),
         layer("embed_norm", "input_layernorm.weight", &[hidden]),
@@ -74,5 +78,6 @@ fn eagle3(card: &DrafterCard, config: &Eagle3Config, prefix: LayerPrefix) -> Vec
         layer("down_proj", "mlp.down_proj.weight", &[hidden, intermediate]),
         top("norm", "norm.weight", &[hidden]),
         top("head", HEAD, &[card.vocab.len(), hidden]),
-    ]
+    ];
+    aux_norm.into_iter().chain(always).collect()
 }

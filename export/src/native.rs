@@ -5,7 +5,7 @@
 
 use draftsmith_models::checkpoint::DrafterCard;
 use draftsmith_models::drafter::DrafterConfig;
-use draftsmith_models::drafter::eagle3::Eagle3Config;
+use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config};
 use serde_json::{Map, Value, json};
 
 use crate::error::ExportError;
@@ -57,9 +57,12 @@ fn eagle3_config(source: &Source<'_>, config: &Eagle3Config) -> Map<String, Valu
         ("rope_scaling", decoder::rope_scaling(&target.rope)),
         ("rope_parameters", decoder::rope_parameters(&target.rope)),
         ("norm_before_residual", json!(config.norm_before_residual)),
-        ("norm_before_fc", json!(false)),
+        (
+            "norm_before_fc",
+            json!(config.aux_norm == AuxNorm::Concatenated),
+        ),
         ("fc_norm", json!(false)),
-        ("norm_output", json!(false)),
+        ("norm_output", json!(config.norm_output)),
         ("num_aux_hidden_states", json!(card.aux_layer_ids.len())),
         (
             "eagle_aux_hidden_state_layer_ids",

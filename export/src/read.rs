@@ -50,7 +50,9 @@ pub fn read(folder: &Path, target: &Path) -> Result<Imported, ExportError> {
     let drafter = DrafterConfig::Eagle3(Eagle3Config {
         aux_layer_ids: Some(config.aux_layer_ids.clone()),
         ttt_steps: config.speculative_tokens,
+        aux_norm: config.aux_norm,
         norm_before_residual: config.norm_before_residual,
+        norm_output: config.norm_output,
         head: if has_head {
             HeadMode::Trained
         } else {

@@ -4,7 +4,7 @@
 //! without one.
 
 use draftsmith_models::drafter::DrafterConfig;
-use draftsmith_models::drafter::eagle3::Eagle3Config;
+use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config};
 use serde_json::{Map, Value, json};
 
 use crate::error::ExportError;
@@ -83,9 +83,12 @@ fn eagle3_config(
         ("draft_vocab_size", json!(card.vocab.len())),
         ("target_hidden_size", Value::Null),
         ("norm_before_residual", json!(config.norm_before_residual)),
-        ("norm_before_fc", json!(false)),
+        (
+            "norm_before_fc",
+            json!(config.aux_norm == AuxNorm::Concatenated),
+        ),
         ("fc_norm", json!(false)),
-        ("norm_output", json!(false)),
+        ("norm_output", json!(config.norm_output)),
         ("embed_requires_grad", json!(false)),
         (
             "eagle_aux_hidden_state_layer_ids",

@@ -12,7 +12,7 @@ mod common;
 
 use common::{Case, Wanted, offsets, raw, scattered_ids, values};
 use draftsmith_export::{ExportConfig, ExportError, export, export_all};
-use draftsmith_models::drafter::eagle3::{Eagle3Config, HeadMode};
+use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config, HeadMode};
 use draftsmith_models::error::ModelError;
 use draftsmith_models::weights::WeightFolder;
 use half::bf16;
@@ -227,13 +227,15 @@ fn pitfall_71_an_explicit_head_size_is_kept() {
     );
 }
 
-/// Pitfall 73: the one norm switch there is travels in both layouts, with a warning where an engine
-/// ignores it. Red under: writing `false` for it in `native::eagle3_config`.
+/// Pitfall 73: every norm switch travels in both layouts, with a warning where an engine ignores it.
+/// Red under: writing `false` for it in `native::eagle3_config`.
 #[test]
 fn pitfall_73_the_norm_switch_travels() {
     let wanted = || Wanted {
         drafter: Eagle3Config {
+            aux_norm: AuxNorm::Concatenated,
             norm_before_residual: true,
+            norm_output: true,
             ttt_steps: 3,
             ..Eagle3Config::default()
         },
@@ -242,12 +244,16 @@ fn pitfall_73_the_norm_switch_travels() {
     let case = Case::new(wanted());
     for format in FORMATS {
         let (report, config, _) = case.export(format);
-        assert_eq!(config["norm_before_residual"], json!(true));
+        for key in ["norm_before_residual", "norm_before_fc", "norm_output"] {
+            assert_eq!(config[key], json!(true), "{format} {key}");
+        }
         let warned = report.warnings.iter().any(|text| text.contains("SGLang"));
         assert_eq!(warned, format == "native");
     }
     let (report, config, _) = Case::new(Wanted::default()).export("native");
-    assert_eq!(config["norm_before_residual"], json!(false));
+    for key in ["norm_before_residual", "norm_before_fc", "norm_output"] {
+        assert_eq!(config[key], json!(false), "{key}");
+    }
     assert!(report.warnings.is_empty());
 }
 

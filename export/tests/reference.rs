@@ -10,7 +10,7 @@
 mod common;
 
 use common::{Case, Wanted, chain, fed_token, scattered_ids, values};
-use draftsmith_models::drafter::eagle3::Eagle3Config;
+use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config};
 use draftsmith_models::weights::{WeightFolder, host_values};
 use serde_json::{Value, json};
 
@@ -98,7 +98,11 @@ impl Reference {
             .collect();
         let mlp = self.apply("midlayer.mlp.down_proj.weight", &gated);
         let output: Vec<f64> = hidden.iter().zip(mlp).map(|(a, b)| a + b).collect();
-        let logits = self.apply("lm_head.weight", &self.norm("norm.weight", &output));
+        let normed = self.norm("norm.weight", &output);
+        let logits = self.apply("lm_head.weight", &normed);
+        if self.config["norm_output"] == json!(true) {
+            return (normed, logits);
+        }
         (output, logits)
     }
 
@@ -148,6 +152,11 @@ fn reference_logits(case: &Case, aux: &[f32], ids: &[u32]) -> Vec<Vec<f64>> {
             .iter()
             .map(|x| f64::from(*x))
             .collect();
+        let states = if reference.config["norm_before_fc"] == json!(true) {
+            reference.norm("input_norm.weight", &states)
+        } else {
+            states
+        };
         let fused = reference.apply("fc.weight", &states);
         let (output, logits) = reference.step(id, &fused, position);
         feature = output;
@@ -201,12 +210,14 @@ fn pitfall_72_an_independent_implementation_reads_the_same_model() {
 }
 
 #[test]
-fn the_reference_agrees_with_the_normed_residual_and_larger_heads_too() {
+fn the_reference_agrees_with_all_norms_and_larger_heads_too() {
     check(&Case::new(Wanted {
         config: json!({"head_dim": 8, "rope_theta": 10000.0}),
         drafter: Eagle3Config {
             aux_layer_ids: Some(vec![0, 3, 6, 7]),
+            aux_norm: AuxNorm::Concatenated,
             norm_before_residual: true,
+            norm_output: true,
             ..Eagle3Config::default()
         },
         draft_ids: None,

@@ -12,7 +12,7 @@ mod common;
 use burn::tensor::Device;
 use common::{Case, Wanted, chain, scattered_ids};
 use draftsmith_export::{ExportConfig, ExportError, export, load, read};
-use draftsmith_models::drafter::eagle3::Eagle3Config;
+use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config};
 use serde_json::{Value, json};
 
 const FORMATS: [&str; 2] = ["native", "speculators"];
@@ -37,7 +37,9 @@ fn variants() -> Vec<Wanted> {
         },
         drafter(Eagle3Config {
             aux_layer_ids: Some(vec![0, 3, 6, 7]),
+            aux_norm: AuxNorm::Concatenated,
             norm_before_residual: true,
+            norm_output: true,
             intermediate_size: Some(40),
             ..Eagle3Config::default()
         }),
@@ -121,9 +123,7 @@ fn layers_named_under_one_key_only_are_read_by_that_keys_meaning() {
 fn variants_that_this_build_does_not_compute_are_refused_by_key() {
     let case = Case::new(Wanted::default());
     let edits: &[(&str, Value)] = &[
-        ("norm_before_fc", json!(true)),
         ("fc_norm", json!(true)),
-        ("norm_output", json!(true)),
         ("logit_scale", json!(0.5)),
         ("target_hidden_size", json!(32)),
         ("num_hidden_layers", json!(2)),

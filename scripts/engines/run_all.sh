@@ -69,4 +69,5 @@ run last-layer "" "layers=1,4,7 vocab=128 residual=normed" "$@"
 run llama3-rope "--rope-scaling llama3" "vocab=200" "$@"
 run tied "--tied" "vocab=128" "$@"
 run qwen3 "--qwen3" "vocab=128" "$@"
+run norms "" "vocab=128 norms=all" "$@"
 exit $failed

@@ -7,17 +7,18 @@
 //! `t + d`. So a training row computes exactly what step-by-step decoding with a cache computes.
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Device, FloatDType, Tensor, activation};
+use burn::tensor::{Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::{Committed, DraftSlots, DraftState, Drafter, DrafterContext, params};
 use crate::batch::{DraftBatch, StateSpec, index_tensor};
 use crate::error::ModelError;
-use crate::layers::attention::{Causal, HeadShape, attend, scores};
+use crate::layers::attention::{Causal, HeadShape, attend};
 use crate::layers::follow;
 use crate::layers::linear::{gated_mlp, linear};
 use crate::layers::norm::rms_norm;
 use crate::layers::rope::{RopeAngles, RopeTable};
+use crate::layers::unrolled::unrolled_attention;
 use crate::slot::{Slot, valid_slots};
 use crate::target::forward::positions;
 use crate::target::kv_cache::CacheShape;
@@ -33,8 +34,12 @@ pub struct Eagle3Config {
     pub aux_layer_ids: Option<Vec<usize>>,
     /// Steps of the training-time test, K.
     pub ttt_steps: usize,
+    /// Whether and how the captured states are normed before they are fused.
+    pub aux_norm: AuxNorm,
     /// Whether the residual starts from the normed fused state (vLLM and speculators only).
     pub norm_before_residual: bool,
+    /// Whether the normed output is fed back to the next depth, as in EAGLE-3.1, or the raw one.
+    pub norm_output: bool,
     /// Whether the head is trained or stays the target's rows.
     pub head: HeadMode,
     /// Width of the gated MLP; unset means the target's.
@@ -46,11 +51,26 @@ impl Default for Eagle3Config {
         Self {
             aux_layer_ids: None,
             ttt_steps: 7,
+            aux_norm: AuxNorm::None,
             norm_before_residual: false,
+            norm_output: false,
             head: HeadMode::Trained,
             intermediate_size: None,
         }
     }
+}
+
+/// Norm in front of the fusion of the captured states.
+///
+/// The states of deep blocks may be thousands of times larger than those of the first ones, and a few
+/// channels larger still: without a norm they decide alone what the fusion sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AuxNorm {
+    /// The states as they are, as published for EAGLE-3.
+    None,
+    /// One RMSNorm over the concatenation (`norm_before_fc` of vLLM and speculators).
+    Concatenated,
 }
 
 /// What happens to the draft head, which starts as the target's head rows of the draft vocabulary.
@@ -68,6 +88,8 @@ pub enum HeadMode {
 pub struct Eagle3 {
     /// Fuses the captured states, `[H, K*H]`.
     pub fc: Param<Tensor<2>>,
+    /// Norm of the captured states, `[K*H]`; absent without [`AuxNorm`].
+    pub aux_norm: Option<Param<Tensor<1>>>,
     /// Norm of the token embedding, `[H]`.
     pub embed_norm: Param<Tensor<1>>,
     /// Norm of the fused state, `[H]`.
@@ -105,6 +127,7 @@ struct Eagle3Shape {
     aux_layer_ids: Vec<usize>,
     num_steps: usize,
     norm_before_residual: bool,
+    norm_output: bool,
     head: HeadMode,
     eps: f64,
 }
@@ -189,8 +212,11 @@ impl Drafter for Eagle3 {
         let matrix =
             |name: &str, shape: [usize; 2]| params::random_matrix(name, shape, seed, device);
         let gain = |name: &str| params::unit_gain(name, hidden, device);
+        let aux_width = aux_layer_ids.len() * hidden;
         let drafter = Self {
-            fc: matrix("fc", [hidden, aux_layer_ids.len() * hidden]),
+            aux_norm: (config.aux_norm != AuxNorm::None)
+                .then(|| params::unit_gain("aux_norm", aux_width, device)),
+            fc: matrix("fc", [hidden, aux_width]),
             embed_norm: gain("embed_norm"),
             hidden_norm: gain("hidden_norm"),
             q_proj: matrix("q_proj", [q_width, 2 * hidden]),
@@ -208,6 +234,7 @@ impl Drafter for Eagle3 {
                 aux_layer_ids,
                 num_steps: config.ttt_steps,
                 norm_before_residual: config.norm_before_residual,
+                norm_output: config.norm_output,
                 head: config.head,
                 eps: target.rms_norm_eps,
             },
@@ -281,7 +308,7 @@ impl Drafter for Eagle3 {
         }
         let layer = self.layer(FloatDType::F32);
         let embedded = ends.embed(committed.next_ids).cast(FloatDType::F32);
-        let fused = linear(committed.aux.cast(FloatDType::F32), layer.fc.clone());
+        let fused = self.fuse(&layer, committed.aux.cast(FloatDType::F32));
         let hidden = self.decode(&layer, &mut state.cache, embedded, fused, &committed.lens);
         for (observed, new) in state.observed.iter_mut().zip(&committed.lens) {
             *observed += new;
@@ -381,7 +408,7 @@ impl Eagle3 {
         let (num_rows, len) = (batch.tokens.num_rows(), batch.tokens.padded_len());
         let input = |x: Tensor<3>| follow(&device, x).cast(compute);
         let causal = Causal::new(&vec![0; num_rows], len, len);
-        let mut hidden = linear(input(batch.states.aux.clone()), layer.fc.clone());
+        let mut hidden = self.fuse(&layer, input(batch.states.aux.clone()));
         let mut outputs = Vec::with_capacity(self.shape.num_steps);
         let mut keys: Vec<Tensor<4>> = Vec::new();
         let mut values: Vec<Tensor<4>> = Vec::new();
@@ -396,11 +423,22 @@ impl Eagle3 {
             values.push(projected.v);
             let mixed = unrolled_attention(self.shape.heads, projected.q, &keys, &values, &causal);
             hidden = self.finish(&layer, hidden, mixed);
-            outputs.push(
-                rms_norm(hidden.clone(), self.norm.val(), self.shape.eps).cast(FloatDType::F32),
-            );
+            let output = rms_norm(hidden.clone(), self.norm.val(), self.shape.eps);
+            if self.shape.norm_output {
+                hidden = output.clone();
+            }
+            outputs.push(output.cast(FloatDType::F32));
         }
         outputs
+    }
+
+    /// Fused states `[B, S, H]` of captured ones `[B, S, K*H]`.
+    fn fuse(&self, layer: &Layer, aux: Tensor<3>) -> Tensor<3> {
+        let aux = match &self.aux_norm {
+            Some(gain) => rms_norm(aux, gain.val(), self.shape.eps),
+            None => aux,
+        };
+        linear(aux, layer.fc.clone())
     }
 
     /// Attention inputs from embeddings and hidden states `[B, S, H]`.
@@ -469,54 +507,14 @@ impl Eagle3 {
 
     fn remember(&self, state: &mut DraftState, hidden: Tensor<3>) {
         let output = rms_norm(hidden.clone(), self.norm.val(), self.shape.eps);
+        let feedback = if self.shape.norm_output {
+            output.clone()
+        } else {
+            hidden
+        };
         state.output = Some(output.squeeze_dim::<2>(1));
-        state.feedback = Some(hidden);
+        state.feedback = Some(feedback);
     }
-}
-
-/// Attention of unroll step `s`: causal over the step-0 keys, plus the same row's keys of steps `1 ..= s`.
-///
-/// `q` `[B, heads, S, D]`; `keys` and `values` hold steps `0 ..= s`, `[B, kv heads, S, D]` each.
-fn unrolled_attention(
-    heads: HeadShape,
-    q: Tensor<4>,
-    keys: &[Tensor<4>],
-    values: &[Tensor<4>],
-    causal: &Causal,
-) -> Tensor<4> {
-    let [_, _, len, head_dim] = q.dims();
-    if keys.len() == 1 {
-        return attend(heads, q, keys[0].clone(), values[0].clone(), causal);
-    }
-    let dtype: FloatDType = q.dtype().into();
-    let scale = 1.0 / (head_dim as f64).sqrt();
-    let past = scores(heads, q.clone(), keys[0].clone(), head_dim);
-    let mut columns = vec![past + causal.mask(&q.device())];
-    for key in &keys[1..] {
-        let diagonal = (q.clone() * repeat_heads(heads, key.clone()))
-            .sum_dim(3)
-            .mul_scalar(scale);
-        columns.push(diagonal.cast(FloatDType::F32)); // [B, heads, S, 1]
-    }
-    let weights = activation::softmax(Tensor::cat(columns, 3), 3).cast(dtype);
-    let past = heads
-        .fold_queries(weights.clone().narrow(3, 0, len))
-        .matmul(values[0].clone());
-    let mut mixed = heads.unfold_queries(past, len);
-    for (index, value) in values[1..].iter().enumerate() {
-        let weight = weights.clone().narrow(3, len + index, 1);
-        mixed = mixed + weight * repeat_heads(heads, value.clone());
-    }
-    mixed
-}
-
-/// `[B, kv heads, S, D]` to `[B, heads, S, D]`, each key-value head repeated for its group.
-fn repeat_heads(heads: HeadShape, x: Tensor<4>) -> Tensor<4> {
-    let [batch, num_kv_heads, len, head_dim] = x.dims();
-    let group = heads.group();
-    x.reshape([batch, num_kv_heads, 1, len, head_dim])
-        .expand([batch, num_kv_heads, group, len, head_dim])
-        .reshape([batch, heads.num_heads, len, head_dim])
 }
 
 /// The last real entry of each row, `[B, M, H]` to `[B, 1, H]`.

@@ -7,6 +7,7 @@ pub mod attention;
 pub mod linear;
 pub mod norm;
 pub mod rope;
+pub mod unrolled;
 
 use burn::tensor::{Device, Tensor};
 

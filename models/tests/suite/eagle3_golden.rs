@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor};
 use draftsmith_models::batch::{DraftBatch, TargetStates, TokenBatch};
-use draftsmith_models::drafter::eagle3::{Eagle3, Eagle3Config, HeadMode};
+use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3, Eagle3Config, HeadMode};
 use draftsmith_models::drafter::{Drafter, DrafterContext};
 use draftsmith_models::layers::rope::{RopeScaling, RopeSpec};
 use draftsmith_models::objective::{
@@ -40,7 +40,12 @@ pub(crate) struct Case {
     config: Eagle3Config,
 }
 
-pub(crate) const CASES: [&str; 3] = ["plain", "normed_residual", "llama3_full_vocab"];
+pub(crate) const CASES: [&str; 4] = [
+    "plain",
+    "normed_residual",
+    "normed_states",
+    "llama3_full_vocab",
+];
 
 impl Case {
     pub(crate) fn open(name: &str) -> Self {
@@ -64,7 +69,13 @@ impl Case {
             config: Eagle3Config {
                 aux_layer_ids: Some(vec![0, 1, 2]),
                 ttt_steps: 4,
-                norm_before_residual: name == "normed_residual",
+                aux_norm: if name == "normed_states" {
+                    AuxNorm::Concatenated
+                } else {
+                    AuxNorm::None
+                },
+                norm_before_residual: name.starts_with("normed"),
+                norm_output: name == "normed_states",
                 head: HeadMode::Trained,
                 intermediate_size: None,
             },
@@ -260,7 +271,7 @@ fn golden_order(golden: &Golden, slots: &[Slot]) -> Vec<usize> {
 
 /// Red under (each seen): depth-major rotary position left at `t`; `step + 1` in `shifted_ids`
 /// replaced by `step`; the embedding half behind the hidden half; `norm_before_residual` ignored;
-/// the diagonal keys of earlier steps dropped.
+/// the diagonal keys of earlier steps dropped; `aux_norm` or `norm_output` ignored.
 #[test]
 fn logits_of_every_slot_equal_the_golden() {
     for name in CASES {
@@ -300,7 +311,8 @@ fn losses_and_all_gradients_equal_the_golden() {
             check_values(&case, &draft.slots, &output, loss);
             let mut found = layer_gradients(&drafter, &draft.hidden, output.grad_hidden);
             found.insert("head".to_owned(), host_values(&output.grad_head.unwrap()));
-            assert_eq!(found.len(), 13, "{:?}", found.keys());
+            let parameters = 13 + usize::from(name == "normed_states");
+            assert_eq!(found.len(), parameters, "{:?}", found.keys());
             for (parameter, gradient) in &found {
                 let expected = case.golden.floats(&format!("{loss}.grad.{parameter}"));
                 let tolerance = TOLERANCE * largest(&expected);

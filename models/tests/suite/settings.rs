@@ -20,8 +20,8 @@ fn pitfall_61_unknown_keys_and_wrong_types_are_refused() {
     );
     assert_eq!(
         refused::<Eagle3Config>(json!({ "ttt_step": 3 })),
-        "unknown field `ttt_step`, expected one of `aux_layer_ids`, `ttt_steps`, \
-         `norm_before_residual`, `head`, `intermediate_size`"
+        "unknown field `ttt_step`, expected one of `aux_layer_ids`, `ttt_steps`, `aux_norm`, \
+         `norm_before_residual`, `norm_output`, `head`, `intermediate_size`"
     );
     assert_eq!(
         refused::<Eagle3Config>(json!({ "ttt_steps": "three" })),

@@ -81,12 +81,13 @@ def attention(q, keys, values):
     return torch.cat(out)
 
 
-def row_outputs(w, ids, aux, embedding, frequencies, norm_before_residual):
+def row_outputs(w, ids, aux, embedding, frequencies, norm_before_residual, norm_output):
     """Normed outputs by (row t, step s) of one document, wherever token t+1+s exists."""
     step_zero_keys, step_zero_values = [], []
     outputs = {}
     for t in range(len(ids) - 1):
-        hidden = w["fc"] @ aux[t]
+        states = rms_norm(aux[t], w["aux_norm"]) if "aux_norm" in w else aux[t]
+        hidden = w["fc"] @ states
         keys, values = list(step_zero_keys), list(step_zero_values)
         for s in range(K):
             if t + 1 + s >= len(ids):
@@ -108,6 +109,8 @@ def row_outputs(w, ids, aux, embedding, frequencies, norm_before_residual):
             gate = w["gate_proj"] @ x
             hidden = hidden + w["down_proj"] @ (gate * torch.sigmoid(gate) * (w["up_proj"] @ x))
             outputs[t, s] = rms_norm(hidden, w["norm"])
+            if norm_output:
+                hidden = outputs[t, s]
     return outputs
 
 
@@ -144,7 +147,7 @@ def draw(generator, *shape, scale=1.0):
     return (torch.randn(shape, generator=generator) * scale).to(F64)
 
 
-def weights(generator, draft_vocab):
+def weights(generator, draft_vocab, aux_norm):
     matrix = lambda out, width: draw(generator, out, width, scale=width**-0.5)
     gain = lambda: (0.5 + torch.rand(H, generator=generator)).to(F64)
     w = dict(
@@ -154,12 +157,14 @@ def weights(generator, draft_vocab):
         gate_proj=matrix(I, H), up_proj=matrix(I, H), down_proj=matrix(H, I), norm=gain(),
         head=matrix(draft_vocab, H) * 2,
     )  # fmt: skip
+    if aux_norm:
+        w["aux_norm"] = (0.5 + torch.rand(TAPS * H, generator=generator)).to(F64)
     return {name: value.to(torch.float32).to(F64).requires_grad_() for name, value in w.items()}
 
 
-def make(name, seed, norm_before_residual, llama3, keep):
+def make(name, seed, norm_before_residual, llama3, keep, aux_norm=False, norm_output=False):
     generator = torch.Generator().manual_seed(seed)
-    w = weights(generator, len(keep))
+    w = weights(generator, len(keep), aux_norm)
     embedding, target_head = draw(generator, V, H), draw(generator, V, H, scale=0.5)
     final_norm = (0.5 + 2.5 * torch.rand(H, generator=generator)).to(F64)
     frequencies = inverse_frequencies(llama3)
@@ -171,7 +176,9 @@ def make(name, seed, norm_before_residual, llama3, keep):
         final_hidden = draw(generator, length, H, scale=3.0)
         saved |= {f"ids.{row}": torch.tensor(ids), f"turns.{row}": torch.tensor(turns)}
         saved |= {f"aux.{row}": aux, f"final_hidden.{row}": final_hidden}
-        outputs = row_outputs(w, ids, aux, embedding, frequencies, norm_before_residual)
+        outputs = row_outputs(
+            w, ids, aux, embedding, frequencies, norm_before_residual, norm_output
+        )
         for a, d in valid_slots(turns):
             slots.append([row, a, d])
             logits.append(w["head"] @ outputs[a - 1, d])
@@ -200,3 +207,4 @@ if __name__ == "__main__":
     make("plain", 1, norm_before_residual=False, llama3=False, keep=KEEP)
     make("normed_residual", 2, norm_before_residual=True, llama3=False, keep=KEEP)
     make("llama3_full_vocab", 3, norm_before_residual=False, llama3=True, keep=list(range(V)))
+    make("normed_states", 4, norm_before_residual=True, llama3=False, keep=KEEP, aux_norm=True, norm_output=True)

@@ -1,0 +1,50 @@
+//! Attention of a drafter that is unrolled over its own outputs.
+
+use burn::tensor::{FloatDType, Tensor, activation};
+
+use super::attention::{Causal, HeadShape, attend, scores};
+
+/// Attention of unroll step `s`: causal over the step-0 keys, plus the same row's keys of steps `1 ..= s`.
+///
+/// `q` `[B, heads, S, D]`; `keys` and `values` hold steps `0 ..= s`, `[B, kv heads, S, D]` each.
+pub fn unrolled_attention(
+    heads: HeadShape,
+    q: Tensor<4>,
+    keys: &[Tensor<4>],
+    values: &[Tensor<4>],
+    causal: &Causal,
+) -> Tensor<4> {
+    let [_, _, len, head_dim] = q.dims();
+    if keys.len() == 1 {
+        return attend(heads, q, keys[0].clone(), values[0].clone(), causal);
+    }
+    let dtype: FloatDType = q.dtype().into();
+    let scale = 1.0 / (head_dim as f64).sqrt();
+    let past = scores(heads, q.clone(), keys[0].clone(), head_dim);
+    let mut columns = vec![past + causal.mask(&q.device())];
+    for key in &keys[1..] {
+        let diagonal = (q.clone() * repeat_heads(heads, key.clone()))
+            .sum_dim(3)
+            .mul_scalar(scale);
+        columns.push(diagonal.cast(FloatDType::F32)); // [B, heads, S, 1]
+    }
+    let weights = activation::softmax(Tensor::cat(columns, 3), 3).cast(dtype);
+    let past = heads
+        .fold_queries(weights.clone().narrow(3, 0, len))
+        .matmul(values[0].clone());
+    let mut mixed = heads.unfold_queries(past, len);
+    for (index, value) in values[1..].iter().enumerate() {
+        let weight = weights.clone().narrow(3, len + index, 1);
+        mixed = mixed + weight * repeat_heads(heads, value.clone());
+    }
+    mixed
+}
+
+/// `[B, kv heads, S, D]` to `[B, heads, S, D]`, each key-value head repeated for its group.
+fn repeat_heads(heads: HeadShape, x: Tensor<4>) -> Tensor<4> {
+    let [batch, num_kv_heads, len, head_dim] = x.dims();
+    let group = heads.group();
+    x.reshape([batch, num_kv_heads, 1, len, head_dim])
+        .expand([batch, num_kv_heads, group, len, head_dim])
+        .reshape([batch, heads.num_heads, len, head_dim])
+}
