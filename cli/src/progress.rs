@@ -99,6 +99,10 @@ impl<'a> Progress<'a> {
             format!(", {note}")
         };
         match self.total {
+            // Nothing done yet says nothing about the time that is left.
+            Some(total) if done <= before => {
+                format!("{}: {done}/{total} {}{note}", self.label, self.unit)
+            }
             Some(total) => format!(
                 "{}: {done}/{total} {} ({rate:.1}/s, {:.0} s left){note}",
                 self.label,

@@ -12,7 +12,8 @@ use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::host_values;
 use draftsmith_trainer::device_check::{NamedGradients, TensorDifference, differences};
-use draftsmith_trainer::step::{Learner, optimizer};
+use draftsmith_trainer::optimizer::optimizer;
+use draftsmith_trainer::step::Learner;
 
 use crate::run_file::DrafterRun;
 use crate::session::Session;
