@@ -5,7 +5,7 @@
 //! loss are fused: logits exist for one chunk of slots at a time, and the gradient with respect to the
 //! hidden rows and to the head weight is the closed form of each loss, not a tape through `[N, V]`.
 //!
-//! A chunk goes through [`fused`] on the CPU in f32 and through [`composed`] everywhere else; a test holds
+//! A chunk goes through `fused` on the CPU in f32 and through `composed` everywhere else; a test holds
 //! the two together for every loss.
 
 mod chunk;
