@@ -75,14 +75,26 @@ fn difference(name: &str, expected: &[f32], found: &[f32]) -> TensorDifference {
             .enumerate()
             .map(|(i, &e)| (f64::from(e), at(i)))
     };
-    let largest = pairs().map(|(e, _)| e.abs()).fold(0.0, f64::max);
-    let furthest = pairs().map(|(e, f)| (e - f).abs()).fold(0.0, f64::max);
     let norm = |square: fn((f64, f64)) -> f64| pairs().map(square).sum::<f64>().sqrt();
     TensorDifference {
         name: name.to_owned(),
-        max_relative: ratio(furthest, largest),
+        max_relative: relative_difference(expected, found),
         norm_ratio: ratio(norm(|(_, f)| f * f), norm(|(e, _)| e * e)),
     }
+}
+
+/// Largest absolute difference over the largest absolute value of `expected`; missing values count as
+/// zero, and the result is not a number when any value is not.
+pub fn relative_difference(expected: &[f32], found: &[f32]) -> f64 {
+    // Not `f64::max`: it passes over a value that is not a number.
+    let larger = |a: f64, b: f64| if a >= b || a.is_nan() { a } else { b };
+    let (mut largest, mut furthest) = (0.0, 0.0);
+    for (index, &value) in expected.iter().enumerate() {
+        let other = found.get(index).copied().unwrap_or(0.0);
+        largest = larger(largest, f64::from(value).abs());
+        furthest = larger(furthest, (f64::from(value) - f64::from(other)).abs());
+    }
+    ratio(furthest, largest)
 }
 
 /// `a / b`; a tensor that is zero on both sides counts as equal.
@@ -117,8 +129,9 @@ impl ModuleVisitor for Collector<'_> {
 mod tests {
     use super::*;
 
+    /// Seen red with `f64::max` for `larger`.
     #[test]
-    fn a_vanished_or_scaled_gradient_is_seen() {
+    fn a_vanished_scaled_or_broken_gradient_is_seen() {
         let gradients = |values: &[f32]| NamedGradients {
             loss: 1.0,
             tensors: vec![("fc".to_owned(), values.to_vec())],
@@ -130,6 +143,8 @@ mod tests {
         // Exact arithmetic up to the rounding of 1.1 and 2.2 to f32.
         assert!((scaled.max_relative - 0.1).abs() < 1e-6);
         assert!((scaled.norm_ratio - 1.1).abs() < 1e-6);
+        let broken = &differences(&reference, &gradients(&[f32::NAN, -2.0]))[0];
+        assert!(broken.max_relative.is_nan(), "{broken:?}");
         let missing = NamedGradients {
             loss: 1.0,
             tensors: Vec::new(),

@@ -11,7 +11,9 @@ use draftsmith_models::objective::{Objective, Teacher};
 use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::host_values;
-use draftsmith_trainer::device_check::{NamedGradients, TensorDifference, differences};
+use draftsmith_trainer::device_check::{
+    NamedGradients, TensorDifference, differences, relative_difference,
+};
 use draftsmith_trainer::optimizer::optimizer;
 use draftsmith_trainer::step::Learner;
 
@@ -44,7 +46,8 @@ impl GradientCheck {
     /// Whether every tensor agrees.
     pub(crate) fn passed(&self) -> bool {
         let agrees = |tensor: &TensorDifference| tensor.max_relative <= TOLERANCE;
-        let forward_agrees = self.forward.states.max(self.forward.logits) <= TOLERANCE;
+        let ForwardDifference { states, logits } = self.forward;
+        let forward_agrees = states <= TOLERANCE && logits <= TOLERANCE;
         forward_agrees && !self.tensors.is_empty() && self.tensors.iter().all(agrees)
     }
 
@@ -111,18 +114,9 @@ fn forward_difference(
         ([aux, host_values(&states.final_hidden)].concat(), logits)
     });
     Ok(ForwardDifference {
-        states: relative(&states, &other_states),
-        logits: relative(&logits, &other_logits),
+        states: relative_difference(&states, &other_states),
+        logits: relative_difference(&logits, &other_logits),
     })
-}
-
-/// Largest difference over the largest value of `reference`.
-fn relative(reference: &[f32], found: &[f32]) -> f64 {
-    let largest = reference.iter().fold(0.0_f32, |sum, x| sum.max(x.abs()));
-    let differences = reference.iter().zip(found).map(|(a, b)| (a - b).abs());
-    // Not `f32::max`: a value that is not a number must not be passed over.
-    let furthest = differences.fold(0.0_f32, |sum, x| if x <= sum { sum } else { x });
-    f64::from(furthest) / f64::from(largest)
 }
 
 fn gradients(

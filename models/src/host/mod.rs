@@ -2,7 +2,7 @@
 //!
 //! The CPU backend computes `exp` one scalar at a time and each element-wise operation in a pass of its
 //! own; these kernels make one pass with a vectorised `exp`. Every kernel has a composed counterpart for
-//! other devices and for tensors on the graph, and a test that holds them together.
+//! other devices and for tensors on the graph, and a test against its definition.
 
 pub mod exp;
 pub mod norm;
@@ -39,7 +39,7 @@ pub fn give<const D: usize>(
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// Rows or chunks that one task of the thread pool works on.
+/// Values that one task of the thread pool works on.
 pub(crate) const TASK_LEN: usize = 16 * 1024;
 
 /// Device questions this module asks.
