@@ -150,7 +150,7 @@ pub struct TrainConfig {
     pub max_steps: Option<u64>,
     /// Most tokens of one micro-batch, padding included; bounds the memory of a step.
     pub batch_tokens: usize,
-    /// Micro-batches of one optimizer step.
+    /// Most tokens of one optimizer step, as a multiple of `batch_tokens`; padding is not counted.
     pub accumulate: usize,
     /// Seed of the initial parameters and of the data order.
     pub seed: u64,

@@ -1,16 +1,16 @@
 //! The order of the training rows: a pure function of (seed, epoch), never of what ran before.
 //!
-//! The rows of an epoch are permuted; windows of the permutation are sorted by length and cut into
-//! micro-batches of similar lengths; the micro-batches are shuffled and dealt to optimizer steps. The
-//! last step of an epoch may hold fewer micro-batches than the others.
+//! The rows of an epoch are permuted and dealt to optimizer steps in that order, so that a step sees
+//! rows of every length and kind. Only inside a step are they sorted by length and cut into
+//! micro-batches with little padding. The last step of an epoch may hold fewer tokens than the others.
 
 use draftsmith_models::rng::{Purpose, Stream};
 
 use crate::config::TrainConfig;
 
-/// Rows that are sorted by length together: large enough for little padding, small enough that
-/// batches of one length do not follow from the whole data set.
-const WINDOW_ROWS: usize = 512;
+/// What a further micro-batch costs beside its tokens, as a share of `batch_tokens`: below it, padding
+/// is cheaper than a pass of its own.
+const PASS_SHARE: usize = 16;
 
 /// Row indices of one micro-batch.
 pub type MicroBatch = Vec<usize>;
@@ -38,33 +38,48 @@ impl DataOrder {
     /// The optimizer steps of an epoch (from 0), each a list of micro-batches.
     pub fn epoch(&self, epoch: u64) -> Vec<Vec<MicroBatch>> {
         let mut stream = Stream::new(self.seed, Purpose::DataOrder, epoch);
-        let permuted = stream.permutation(self.lens.len());
-        let mut batches: Vec<MicroBatch> = permuted
-            .chunks(WINDOW_ROWS)
-            .flat_map(|window| self.micro_batches(window))
-            .collect();
-        let shuffled: Vec<MicroBatch> = stream
-            .permutation(batches.len())
+        self.steps(&stream.permutation(self.lens.len()))
             .into_iter()
-            .map(|index| std::mem::take(&mut batches[index]))
-            .collect();
-        shuffled
-            .chunks(self.accumulate)
-            .map(<[MicroBatch]>::to_vec)
+            .map(|rows| self.micro_batches(rows))
             .collect()
     }
 
-    fn micro_batches(&self, window: &[usize]) -> Vec<MicroBatch> {
-        let mut sorted = window.to_vec();
-        sorted.sort_by_key(|&row| self.lens[row]); // stable: ties keep the permuted order
-        let mut batches: Vec<MicroBatch> = Vec::new();
-        for row in sorted {
-            // Ascending lengths: the row added last is the longest, so it sets the padded length.
-            let fits = |batch: &MicroBatch| (batch.len() + 1) * self.lens[row] <= self.batch_tokens;
-            match batches.last_mut().filter(|batch| fits(batch)) {
-                Some(batch) => batch.push(row),
-                None => batches.push(vec![row]),
+    /// Cuts a permutation into runs of rows that together hold at most the tokens of one step.
+    fn steps(&self, permuted: &[usize]) -> Vec<Vec<usize>> {
+        let limit = self.accumulate * self.batch_tokens;
+        let mut steps: Vec<Vec<usize>> = Vec::new();
+        let mut tokens = limit;
+        for &row in permuted {
+            tokens += self.lens[row];
+            if let Some(step) = steps.last_mut().filter(|_| tokens <= limit) {
+                step.push(row);
+            } else {
+                steps.push(vec![row]);
+                tokens = self.lens[row];
             }
+        }
+        steps
+    }
+
+    /// The cheapest cut of the rows of a step: runs of similar length, each at most `batch_tokens`
+    /// with its padding.
+    fn micro_batches(&self, mut rows: Vec<usize>) -> Vec<MicroBatch> {
+        rows.sort_by_key(|&row| self.lens[row]); // stable: ties keep the permuted order
+        let pass = self.batch_tokens / PASS_SHARE;
+        // cheapest[n]: (cost of the first n rows, where their last micro-batch starts)
+        let mut cheapest = vec![(0, 0)];
+        for end in 1..=rows.len() {
+            let longest = self.lens[rows[end - 1]];
+            let cost = |start: usize| (end - start) * longest;
+            let best = (0..end)
+                .filter(|&start| end - start == 1 || cost(start) <= self.batch_tokens)
+                .map(|start| (cheapest[start].0 + cost(start) + pass, start))
+                .min();
+            cheapest.extend(best);
+        }
+        let mut batches = Vec::new();
+        while !rows.is_empty() {
+            batches.push(rows.split_off(cheapest[rows.len()].1));
         }
         batches
     }
@@ -198,11 +213,40 @@ mod tests {
         assert_eq!(rows, (0..1500).collect::<Vec<_>>());
         let padded: u64 = steps.iter().flatten().map(|b| order.padded_tokens(b)).sum();
         let real: usize = lens.iter().sum();
-        // Windows of 512 rows of up to 97 tokens: sorting must keep the padding below a tenth.
+        // Steps of about 21 rows of 1 to 97 tokens, cut in about seven.
         assert!(
-            (padded as f64) < 1.1 * real as f64,
+            (padded as f64) < 1.15 * real as f64,
             "{padded} padded, {real} real"
         );
+    }
+
+    // Seen red: sorting the whole permutation by length in `epoch`, before it is dealt to steps.
+    #[test]
+    fn steps_hold_rows_of_every_length() {
+        let lens: Vec<usize> = (0..1000).map(|i| if i < 500 { 10 } else { 40 }).collect();
+        let order = DataOrder::new(lens.clone(), &train(3, 200, 4, 1));
+        let steps = order.epoch(0);
+        for step in &steps[..steps.len() - 1] {
+            let rows: Vec<usize> = step.iter().flatten().copied().collect();
+            let tokens: usize = rows.iter().map(|&row| lens[row]).sum();
+            assert!(tokens > 800 - 40 && tokens <= 800, "{tokens} tokens");
+            // 32 rows on average: all of one length has a chance of 2^-31.
+            assert!(rows.iter().any(|&row| row < 500) && rows.iter().any(|&row| row >= 500));
+        }
+    }
+
+    #[test]
+    fn micro_batches_are_the_cheapest_cut() {
+        let order = DataOrder::new(vec![9, 1, 1, 9, 30], &train(0, 32, 9, 1));
+        let cut = |rows: &[usize]| {
+            let mut batches = order.micro_batches(rows.to_vec());
+            batches.sort();
+            batches
+        };
+        // A pass costs two tokens: rows of one and nine are apart, equal ones are together.
+        assert_eq!(cut(&[0, 1, 2, 3, 4]), [vec![0, 3], vec![1, 2], vec![4]]);
+        let order = DataOrder::new(vec![9, 8], &train(0, 32, 9, 1));
+        assert_eq!(order.micro_batches(vec![0, 1]), [[1, 0]]);
     }
 
     #[test]
