@@ -14,7 +14,8 @@ pub(super) fn named<const D: usize>(name: &str, value: Tensor<D>) -> Param<Tenso
     Param::initialized(ParamId::from(stable_hash(name)), value).set_require_grad(true)
 }
 
-/// A matrix `[out, in]` drawn from `N(0, 1/in)`; a pure function of (seed, name, shape).
+/// A matrix `[out, in]` drawn from `N(0, 1/(3 in))`, the variance of a new PyTorch `Linear`; a pure
+/// function of (seed, name, shape).
 pub(super) fn random_matrix(
     name: &str,
     [out, width]: [usize; 2],
@@ -22,7 +23,7 @@ pub(super) fn random_matrix(
     device: &Device,
 ) -> Param<Tensor<2>> {
     let mut stream = Stream::new(seed, Purpose::Init, stable_hash(name));
-    let scale = 1.0 / (width as f64).sqrt();
+    let scale = 1.0 / (3.0 * width as f64).sqrt();
     let values: Vec<f32> = (0..out * width)
         .map(|_| (stream.normal() * scale) as f32)
         .collect();
