@@ -1,14 +1,14 @@
 #!/bin/sh
-# Trains the drafter of configs/smollm2-eagle3.toml and measures it: speed and memory of each stage, then tau.
+# Trains the drafter of a run file for SmolLM2 and measures it: speed and memory of each stage, then tau.
 #
-#   scripts/compare_smollm2.sh DATA TARGET OUT
+#   scripts/compare_smollm2.sh DATA TARGET OUT [RUN_FILE]        RUN_FILE is configs/smollm2-eagle3.toml if left out
 #
 # DATA holds smollm2_train.jsonl, smollm2_train.ids.jsonl and the prompt files gsm8k_test.jsonl, humaneval.jsonl and
 # mt_bench.jsonl; TARGET is the imported SmolLM2 (see the head of the run file); OUT is the run folder. Two cores need
 # about an hour and a half; a second call goes on where the first one ended.
 set -eu
-[ $# = 3 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
-data=$(cd "$1" && pwd) target=$2 out=$3
+[ $# = 3 ] || [ $# = 4 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
+data=$(cd "$1" && pwd) target=$2 out=$3 config=${4:-configs/smollm2-eagle3.toml}
 draftsmith=target/release/draftsmith
 [ -x $draftsmith ] || cargo build --release --workspace
 
@@ -29,7 +29,7 @@ PY
 }
 
 for name in prepare capture train eval export; do
-    stage $draftsmith $name configs/smollm2-eagle3.toml --out "$out" \
+    stage $draftsmith $name "$config" --out "$out" \
         --set target.path="$target" \
         --set data.files="[\"$data/smollm2_train.jsonl\"]" \
         --set data.ids_files="[\"$data/smollm2_train.ids.jsonl\"]" \

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::{Device, FloatDType};
+use draftsmith_data::tokenizer::ChatTokenizer;
+use draftsmith_models::drafter::MaskToken;
 use draftsmith_models::file;
 use draftsmith_models::fingerprint::{remembered_fingerprint, target_fingerprint};
 use draftsmith_models::target::{TargetModel, TargetSpec};
@@ -48,9 +50,10 @@ pub(crate) struct Session {
 impl Session {
     /// Checks run file, device and target configuration; writes nothing.
     pub(crate) fn open(args: &RunArgs, restart: Restart, console: Console) -> anyhow::Result<Self> {
-        let run_file = RunFile::load(args)?;
+        let mut run_file = RunFile::load(args)?;
         let device = run_file.run.device.find()?;
         let spec = TargetSpec::from_folder(&run_file.target.path)?;
+        look_up_mask_tokens(&mut run_file)?;
         Ok(Self {
             run_file,
             file_name: args.file.display().to_string(),
@@ -178,6 +181,34 @@ impl Session {
         }
         seeds
     }
+}
+
+/// Replaces mask tokens that the run file names by their text by their ids in the target's tokenizer.
+fn look_up_mask_tokens(run_file: &mut RunFile) -> anyhow::Result<()> {
+    let folder = &run_file.target.path;
+    for run in &mut run_file.drafter.0 {
+        let family = run.family();
+        let Some(token) = run.config.mask_token() else {
+            continue;
+        };
+        let MaskToken::Text(text) = &*token else {
+            continue;
+        };
+        let tokenizer = ChatTokenizer::load(folder)?;
+        let Some(id) = tokenizer.special_id(text) else {
+            let known: Vec<&String> = tokenizer.special_tokens().values().collect();
+            return Err(CliError::usage(
+                format!(
+                    "`drafter.{family}.mask_token` is {text:?}, but no special token of `{}` is spelled so",
+                    folder.display()
+                ),
+                format!("its special tokens are {known:?}; choose one that the chat template never writes"),
+            )
+            .into());
+        };
+        *token = MaskToken::Id(id);
+    }
+    Ok(())
 }
 
 /// Ctrl-C: the first one asks to finish the piece of work at hand, the second one ends the program.

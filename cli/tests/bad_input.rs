@@ -74,7 +74,8 @@ fn pitfall_62_unknown_families_are_refused_with_the_list() {
             format!("error: run file refused: unknown drafter family `{name}`")
         );
         let last = outcome.stderr.lines().last().unwrap();
-        assert!(last.ends_with("the families are: `eagle3`"), "{last}");
+        let list = "the families are: `eagle3`, `mtp`, `dflash`, `dspark`";
+        assert!(last.ends_with(list), "{last}");
         assert!(!place.path("out").exists());
     }
 }

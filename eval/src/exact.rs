@@ -12,7 +12,7 @@ use draftsmith_models::batch::{DraftBatch, TargetStates, TokenBatch, TokenRow};
 use draftsmith_models::drafter::AnyDrafter;
 use draftsmith_models::objective::{Objective, ObjectiveInput, SlotScores, Teacher};
 use draftsmith_models::sample::Sampling;
-use draftsmith_models::slot::{Slot, is_valid};
+use draftsmith_models::slot::{Slot, batch_slots, is_valid};
 use draftsmith_models::target::TargetEnds;
 use draftsmith_models::vocab::VocabMap;
 use serde::{Deserialize, Serialize};
@@ -190,26 +190,30 @@ fn score(
     settings: &ExactSettings,
 ) -> (Vec<Slot>, SlotScores) {
     let drafter = candidate.drafter;
-    let drafted = drafter.draft_slots(batch, candidate.ends, FloatDType::F32);
-    let input = ObjectiveInput {
-        slots: &drafted.slots,
-        hidden: drafted.hidden,
-        head: drafter.head(),
-        batch,
-        teacher: Teacher {
-            ends: candidate.ends,
-            vocab: candidate.vocab,
-        },
-        head_gradient: false,
-    };
     // Greedy acceptance reads argmaxes only, which no temperature moves.
     let temperature = if settings.temperature == 0.0 {
         1.0
     } else {
         settings.temperature
     };
-    let scores = Objective::score(&input, temperature, settings.chunk_positions);
-    (drafted.slots, scores)
+    let mut all = (Vec::new(), SlotScores::default());
+    for slots in drafter.passes(batch_slots(&batch.tokens, drafter.num_depths())) {
+        let input = ObjectiveInput {
+            slots: &slots,
+            hidden: drafter.draft_slots(batch, &slots, candidate.ends, FloatDType::F32),
+            head: drafter.head(),
+            batch,
+            teacher: Teacher {
+                ends: candidate.ends,
+                vocab: candidate.vocab,
+            },
+            head_gradient: None,
+        };
+        let chunk = settings.chunk_positions;
+        all.1.extend(Objective::score(&input, temperature, chunk));
+        all.0.extend(slots);
+    }
+    all
 }
 
 /// One slot: how likely its draft is accepted.

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use burn::tensor::{Device, FloatDType};
 use draftsmith_models::batch::{DraftBatch, TokenBatch, TokenRow};
+use draftsmith_models::slot::{Slot, batch_slots};
 use draftsmith_models::weights::write_safetensors;
 
 mod support;
@@ -33,11 +34,11 @@ fn main() -> Outcome<()> {
     };
     let states = model.forward(tokens.ids(&Device::flex()), &drafter.state_spec());
     let batch = DraftBatch { tokens, states };
-    let slots = drafter.draft_slots(&batch, model.ends(), FloatDType::F32);
-    let logits = slots.hidden.matmul(drafter.head().transpose());
-    let column = |of: fn(&draftsmith_models::slot::Slot) -> usize| -> Vec<u32> {
-        slots.slots.iter().map(|slot| of(slot) as u32).collect()
-    };
+    let slots = batch_slots(&batch.tokens, drafter.num_depths());
+    let hidden = drafter.draft_slots(&batch, &slots, model.ends(), FloatDType::F32);
+    let logits = hidden.matmul(drafter.head().transpose());
+    let column =
+        |of: fn(&Slot) -> usize| -> Vec<u32> { slots.iter().map(|slot| of(slot) as u32).collect() };
     let tensors = [
         ids("ids", &row.ids),
         float("aux", &batch.states.aux.squeeze_dim::<2>(0)),

@@ -18,6 +18,22 @@ pub enum ExportError {
         /// The names there are.
         known: Vec<&'static str>,
     },
+    /// A layout without a place for this family.
+    #[error("the layout `{format}` has no place for a drafter of the family `{family}`")]
+    NoLayout {
+        /// The layout.
+        format: &'static str,
+        /// The family of the drafter.
+        family: &'static str,
+    },
+    /// An engine could load the drafter but would draft something else.
+    #[error("the layout `{format}` cannot express this drafter: {reason}")]
+    NotExpressible {
+        /// The layout.
+        format: &'static str,
+        /// The setting and what the engines do instead.
+        reason: String,
+    },
     /// `speculative_tokens = 0`.
     #[error("`export.speculative_tokens` is 0, expected at least 1")]
     NoSpeculativeTokens,
@@ -85,6 +101,10 @@ impl Diagnose for ExportError {
         match self {
             Self::Model(error) => error.hint(),
             Self::UnknownFormat { .. } => Some("set `export.formats`".to_owned()),
+            Self::NoLayout { .. } => Some("choose another of `export.formats`".to_owned()),
+            Self::NotExpressible { .. } => {
+                Some("train with the setting that the engines use".to_owned())
+            }
             Self::NoSpeculativeTokens => {
                 Some("leave it out to propose as many tokens as were trained".to_owned())
             }

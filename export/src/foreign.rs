@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config, check_aux_layer_ids};
+use draftsmith_models::drafter::aux_layers;
+use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config};
 use draftsmith_models::error::ModelError;
 use draftsmith_models::file;
 use draftsmith_models::target::TargetSpec;
@@ -220,7 +221,7 @@ impl Reader<'_> {
                 self.unsupported(LAYER_IDS, "a list of captured layers", &"missing")
             })?,
         };
-        check_aux_layer_ids(&ids, num_layers)?;
+        aux_layers::check("eagle3", &ids, num_layers)?;
         match self.number("num_aux_hidden_states")? {
             Some(count) if count != ids.len() => {
                 let expected = format!("{} captured layers", ids.len());

@@ -1,6 +1,6 @@
 //! Our checkpoints to and from the layouts that serving engines load.
 //!
-//! [`export`] writes one layout of a checkpoint folder, [`read()`] turns a folder of either layout back
+//! [`export`] writes one layout of a checkpoint folder, [`read()`] turns an EAGLE-3 folder of either layout back
 //! into a card and tensors under our names. Foreign names, foreign layer ids and the offset form of
 //! the vocabulary map exist only in this crate; `docs` of each layout say which engine reads what.
 //!
@@ -12,10 +12,13 @@
 pub mod config;
 pub mod d2t;
 pub mod decoder;
+mod dflash;
+mod dspark;
 pub mod error;
 pub mod folder;
 mod foreign;
 pub mod layer_ids;
+mod mtp;
 pub mod names;
 pub mod native;
 pub mod read;
@@ -25,6 +28,8 @@ pub mod speculators;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
+use draftsmith_models::drafter::DrafterConfig;
+use draftsmith_models::target::TargetSpec;
 use draftsmith_models::weights::NamedTensor;
 use serde::Serialize;
 use serde_json::Value;
@@ -50,7 +55,18 @@ pub trait Exporter: Debug + Sync {
     /// Name in run files and of the folder.
     fn name(&self) -> &'static str;
 
-    /// Renames and converts a checkpoint.
+    /// Whether the layout has a place for drafters of this family.
+    fn can_hold(&self, drafter: &DrafterConfig) -> bool;
+
+    /// Refuses settings that an engine would read as something else.
+    ///
+    /// # Errors
+    /// [`ExportError::NotExpressible`] naming the setting.
+    fn check(&self, _drafter: &DrafterConfig, _target: &TargetSpec) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    /// Renames and converts a checkpoint of a family it can hold.
     ///
     /// # Errors
     /// [`ExportError`] when a tensor is missing or the layout cannot express the drafter.
@@ -102,10 +118,47 @@ pub fn export(
     let exporter = find(format)?;
     folder::check_replaceable(out)?;
     let source = Source::open(checkpoint, target, config)?;
+    if !exporter.can_hold(&source.card.drafter) {
+        return Err(ExportError::NoLayout {
+            format: exporter.name(),
+            family: source.card.drafter.family(),
+        });
+    }
     write(exporter, &source, out)
 }
 
-/// Writes every layout of `config.formats` into its own folder below `out_root`.
+/// Those of `formats` that have a place for drafters of a family, in the same order.
+pub fn formats_for<'a>(formats: &'a [String], drafter: &DrafterConfig) -> Vec<&'a str> {
+    let names = formats.iter().map(String::as_str);
+    names
+        .filter(|name| find(name).is_ok_and(|exporter| exporter.can_hold(drafter)))
+        .collect()
+}
+
+/// Checks that every layout of `config.formats` with a place for the drafter can express it, before it is
+/// trained.
+///
+/// # Errors
+/// [`ExportError::NotExpressible`] naming the setting, or [`ExportError::NoLayout`] when no layout is left.
+pub fn check(
+    config: &ExportConfig,
+    drafter: &DrafterConfig,
+    target: &TargetSpec,
+) -> Result<(), ExportError> {
+    let formats = formats_for(&config.formats, drafter);
+    if let (true, Some(format)) = (formats.is_empty(), config.formats.first()) {
+        return Err(ExportError::NoLayout {
+            format: find(format)?.name(),
+            family: drafter.family(),
+        });
+    }
+    for format in formats {
+        find(format)?.check(drafter, target)?;
+    }
+    Ok(())
+}
+
+/// Writes every layout of `config.formats` that can hold the drafter into its own folder below `out_root`.
 ///
 /// # Errors
 /// As [`export`]; layouts finished before a failure stay valid.
@@ -120,9 +173,8 @@ pub fn export_all(
         folder::check_replaceable(&out_root.join(format))?;
     }
     let source = Source::open(checkpoint, target, config)?;
-    config
-        .formats
-        .iter()
+    formats_for(&config.formats, &source.card.drafter)
+        .into_iter()
         .map(|format| write(find(format)?, &source, &out_root.join(format)))
         .collect()
 }

@@ -2,13 +2,16 @@
 
 use draftsmith_models::checkpoint::DrafterCard;
 use draftsmith_models::drafter::DrafterConfig;
+use draftsmith_models::drafter::dflash::DflashConfig;
+use draftsmith_models::drafter::dspark::DsparkConfig;
 use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config};
+use draftsmith_models::target::TargetSpec;
 
 /// One tensor under both names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorName {
     /// Name in `drafter.safetensors`.
-    pub ours: &'static str,
+    pub ours: String,
     /// Name in the exported file.
     pub foreign: String,
     /// Row-major shape.
@@ -38,11 +41,141 @@ pub const EMBEDDING: &str = "embed_tokens.weight";
 /// Name of the draft head, `[V_draft, H]`.
 pub const HEAD: &str = "lm_head.weight";
 
+/// Prefix of the tensors of an MTP head.
+pub const MTP_PREFIX: &str = "model.mtp_layers.0";
+
 /// All tensors of a drafter with their foreign names, in the order they are written.
 pub fn tensor_names(card: &DrafterCard, prefix: LayerPrefix) -> Vec<TensorName> {
     match &card.drafter {
         DrafterConfig::Eagle3(config) => eagle3(card, config, prefix),
+        DrafterConfig::Mtp(_) => mtp(card),
+        DrafterConfig::Dflash(config) => dflash(card, config, ""),
+        DrafterConfig::Dspark(config) => dspark(card, config),
     }
+}
+
+fn named(ours: &str, foreign: &str, shape: &[usize]) -> TensorName {
+    TensorName {
+        ours: ours.to_owned(),
+        foreign: foreign.to_owned(),
+        shape: shape.to_vec(),
+    }
+}
+
+/// One Llama or Qwen3 block; names of transformers.
+fn decoder_layer(
+    target: &TargetSpec,
+    intermediate: usize,
+    qk_norm: bool,
+    [ours, foreign]: [&str; 2],
+) -> Vec<TensorName> {
+    let hidden = target.hidden_size;
+    let q_width = target.num_heads * target.head_dim;
+    let kv_width = target.num_kv_heads * target.head_dim;
+    let part = |field: &str, name: &str, shape: &[usize]| {
+        named(
+            &format!("{ours}.{field}"),
+            &format!("{foreign}.{name}.weight"),
+            shape,
+        )
+    };
+    let mut names = vec![
+        part("input_norm", "input_layernorm", &[hidden]),
+        part("mlp_norm", "post_attention_layernorm", &[hidden]),
+        part("q_proj", "self_attn.q_proj", &[q_width, hidden]),
+        part("k_proj", "self_attn.k_proj", &[kv_width, hidden]),
+        part("v_proj", "self_attn.v_proj", &[kv_width, hidden]),
+        part("o_proj", "self_attn.o_proj", &[hidden, q_width]),
+        part("gate_proj", "mlp.gate_proj", &[intermediate, hidden]),
+        part("up_proj", "mlp.up_proj", &[intermediate, hidden]),
+        part("down_proj", "mlp.down_proj", &[hidden, intermediate]),
+    ];
+    if qk_norm {
+        names.push(part("q_norm", "self_attn.q_norm", &[target.head_dim]));
+        names.push(part("k_norm", "self_attn.k_norm", &[target.head_dim]));
+    }
+    names
+}
+
+/// DFlash as published by z-lab (2602.06036). Engines draft with the target's embedding and head; the
+/// rows of a reduced vocabulary are written. `ours` is the prefix of its tensors in the checkpoint.
+fn dflash(card: &DrafterCard, config: &DflashConfig, ours: &str) -> Vec<TensorName> {
+    let target = &card.target;
+    let hidden = target.hidden_size;
+    let intermediate = config.intermediate_size.unwrap_or(target.intermediate_size);
+    let top = |field: &str, foreign: &str, shape: &[usize]| {
+        named(&format!("{ours}{field}"), foreign, shape)
+    };
+    let mut names = vec![
+        top(
+            "fc",
+            "fc.weight",
+            &[hidden, card.aux_layer_ids.len() * hidden],
+        ),
+        top("context_norm", "hidden_norm.weight", &[hidden]),
+        top("norm", "norm.weight", &[hidden]),
+    ];
+    for index in 0..config.num_layers {
+        let foreign = format!("layers.{index}");
+        let prefixes = [&format!("{ours}{foreign}"), foreign.as_str()];
+        names.extend(decoder_layer(target, intermediate, true, prefixes));
+    }
+    if !card.vocab.is_full() {
+        names.push(top("head", HEAD, &[card.vocab.len(), hidden]));
+    }
+    names
+}
+
+/// DSpark as published by DeepSpec (2607.05147): DFlash with the factors of the Markov bias and the
+/// confidence head.
+fn dspark(card: &DrafterCard, config: &DsparkConfig) -> Vec<TensorName> {
+    let (rank, hidden) = (config.markov_rank, card.target.hidden_size);
+    let mut names = dflash(card, &config.core(), "core.");
+    names.extend([
+        named(
+            "markov_in",
+            "markov_head.markov_w1.weight",
+            &[card.target.vocab_size, rank],
+        ),
+        named(
+            "markov_out",
+            "markov_head.markov_w2.weight",
+            &[card.vocab.len(), rank],
+        ),
+    ]);
+    if config.has_confidence() {
+        let width = hidden + rank;
+        names.push(named(
+            "confidence_proj",
+            "confidence_head.proj.weight",
+            &[1, width],
+        ));
+        names.push(named("confidence_bias", "confidence_head.proj.bias", &[1]));
+    }
+    names
+}
+
+/// The layout of MiMo's own heads; engines draft with the target's embedding and head.
+fn mtp(card: &DrafterCard) -> Vec<TensorName> {
+    let target = &card.target;
+    let hidden = target.hidden_size;
+    let top = |ours: &str, name: &str, shape: &[usize]| {
+        named(ours, &format!("{MTP_PREFIX}.{name}.weight"), shape)
+    };
+    let mut names = vec![
+        top("embed_norm", "token_layernorm", &[hidden]),
+        top("hidden_norm", "hidden_layernorm", &[hidden]),
+        top("input_proj", "input_proj", &[hidden, 2 * hidden]),
+        top("norm", "final_layernorm", &[hidden]),
+    ];
+    let prefixes = ["layer", MTP_PREFIX];
+    names.extend(decoder_layer(
+        target,
+        target.intermediate_size,
+        target.qk_norm,
+        prefixes,
+    ));
+    names
 }
 
 /// EAGLE-3 as published by SafeAILab (2503.01840); `input_layernorm` norms the embedding.
@@ -53,13 +186,10 @@ fn eagle3(card: &DrafterCard, config: &Eagle3Config, prefix: LayerPrefix) -> Vec
     let q_width = target.num_heads * target.head_dim;
     let kv_width = target.num_kv_heads * target.head_dim;
     let num_captured = card.aux_layer_ids.len();
-    let top = |ours, foreign: &str, shape: &[usize]| TensorName {
-        ours,
-        foreign: foreign.to_owned(),
-        shape: shape.to_vec(),
+    let top = named;
+    let layer = |ours: &str, part: &str, shape: &[usize]| {
+        named(ours, &format!("{}{part}", prefix.text()), shape)
     };
-    let layer =
-        |ours, part: &str, shape: &[usize]| top(ours, &format!("{}{part}", prefix.text()), shape);
     let aux_norm = (config.aux_norm == AuxNorm::Concatenated).then(|| {
         let width = num_captured * hidden;
         top("aux_norm", "input_norm.weight", &[width])

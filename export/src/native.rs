@@ -6,12 +6,13 @@
 use draftsmith_models::checkpoint::DrafterCard;
 use draftsmith_models::drafter::DrafterConfig;
 use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config};
+use draftsmith_models::target::TargetSpec;
 use serde_json::{Map, Value, json};
 
 use crate::error::ExportError;
 use crate::names::LayerPrefix;
 use crate::source::Source;
-use crate::{Exporter, Layout, d2t, decoder, layer_ids};
+use crate::{Exporter, Layout, d2t, decoder, dflash, dspark, layer_ids, mtp};
 
 /// Layout `native`.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +26,20 @@ impl Exporter for Native {
     fn layout(&self, source: &Source<'_>) -> Result<Layout, ExportError> {
         match &source.card.drafter {
             DrafterConfig::Eagle3(config) => eagle3(source, config),
+            DrafterConfig::Mtp(config) => mtp::native(source, config),
+            DrafterConfig::Dflash(config) => dflash::native(source, config),
+            DrafterConfig::Dspark(config) => dspark::native(source, config),
+        }
+    }
+
+    fn can_hold(&self, _drafter: &DrafterConfig) -> bool {
+        true
+    }
+
+    fn check(&self, drafter: &DrafterConfig, target: &TargetSpec) -> Result<(), ExportError> {
+        match drafter {
+            DrafterConfig::Mtp(config) => mtp::check(config, target),
+            _ => Ok(()),
         }
     }
 }

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use burn::tensor::Device;
 use draftsmith_models::checkpoint::{DrafterCard, FORMAT_VERSION, TemplateRecord};
-use draftsmith_models::drafter::eagle3::{Eagle3Config, HeadMode};
-use draftsmith_models::drafter::{AnyDrafter, DrafterConfig, DrafterContext};
+use draftsmith_models::drafter::eagle3::Eagle3Config;
+use draftsmith_models::drafter::{AnyDrafter, DrafterConfig, DrafterContext, HeadMode};
 use draftsmith_models::error::ModelError;
 use draftsmith_models::fingerprint::target_fingerprint;
 use draftsmith_models::target::{TargetEnds, TargetSpec};
@@ -179,7 +179,7 @@ fn read_tensors(
                 float_values(weights.float_data(&name.foreign, &name.shape)?)
             };
             Ok(NamedTensor::float(
-                name.ours,
+                name.ours.clone(),
                 &name.shape,
                 &values,
                 Dtype::F32,

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use draftsmith_models::checkpoint::{DrafterCard, load_card};
-use draftsmith_models::drafter::eagle3::check_aux_layer_ids;
 use draftsmith_models::error::ModelError;
 use draftsmith_models::file;
 use draftsmith_models::fingerprint::target_fingerprint;
@@ -29,6 +28,9 @@ pub struct Source<'a> {
     weights: WeightFolder,
 }
 
+/// What a checkpoint keeps although a layout may leave it out: heads that are the target's rows, and a
+/// confidence that was not trained.
+const MAY_STAY: &[&str] = &["head", "core.head", "confidence_proj", "confidence_bias"];
 const CARD: &str = "drafter.json";
 const WEIGHTS: &str = "drafter.safetensors";
 
@@ -75,7 +77,7 @@ impl<'a> Source<'a> {
     }
 
     fn tensor(&self, name: &TensorName) -> Result<NamedTensor, ExportError> {
-        let values = self.weights.float_data(name.ours, &name.shape)?;
+        let values = self.weights.float_data(&name.ours, &name.shape)?;
         Ok(self.named(&name.foreign, &name.shape, &float_values(values)))
     }
 
@@ -147,7 +149,13 @@ fn check_card(card: &DrafterCard, checkpoint: &Path) -> Result<(), ExportError> 
     let refuse = |reason: String| -> Result<(), ExportError> {
         Err(ModelError::malformed(&path, "drafter description", reason).into())
     };
-    check_aux_layer_ids(&card.aux_layer_ids, card.target.num_layers)?;
+    let expected = card.drafter.check(&card.target)?.aux_layer_ids;
+    if expected != card.aux_layer_ids {
+        let found = &card.aux_layer_ids;
+        return refuse(format!(
+            "`aux_layer_ids` is {found:?}, expected {expected:?}"
+        ));
+    }
     let rebuilt = VocabMap::new(card.vocab.target_ids().to_vec(), card.vocab.target_vocab())?;
     if rebuilt != card.vocab {
         return refuse("the ids of `vocab` are not strictly increasing".to_owned());
@@ -207,7 +215,7 @@ fn refuse_unknown_tensors(
     let known = tensor_names(card, LayerPrefix::Midlayer);
     let unknown = weights
         .names()
-        .find(|name| known.iter().all(|tensor| tensor.ours != *name));
+        .find(|name| !MAY_STAY.contains(name) && known.iter().all(|tensor| tensor.ours != *name));
     match unknown {
         None => Ok(()),
         Some(name) => Err(ExportError::UnexpectedTensor {

@@ -12,7 +12,8 @@ mod common;
 
 use common::{Case, Wanted, offsets, raw, scattered_ids, values};
 use draftsmith_export::{ExportConfig, ExportError, export, export_all};
-use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config, HeadMode};
+use draftsmith_models::drafter::HeadMode;
+use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config};
 use draftsmith_models::error::ModelError;
 use draftsmith_models::weights::WeightFolder;
 use half::bf16;
@@ -100,7 +101,7 @@ fn pitfall_32_layer_ids_are_always_written() {
     }
 }
 
-/// Pitfall 32, other half: no export without ids. Red under: dropping `check_aux_layer_ids` from
+/// Pitfall 32, other half: no export without ids. Red under: dropping the comparison of `aux_layer_ids` from
 /// `source::check_card`.
 #[test]
 fn pitfall_32_a_checkpoint_without_layer_ids_is_refused() {
@@ -108,7 +109,7 @@ fn pitfall_32_a_checkpoint_without_layer_ids_is_refused() {
     edit_card(&case, |card| card["aux_layer_ids"] = json!([]));
     assert!(matches!(
         refused(&case),
-        ExportError::Model(ModelError::Setting { .. })
+        ExportError::Model(ModelError::Malformed { .. })
     ));
 }
 
@@ -120,7 +121,7 @@ fn pitfall_33_invalid_layer_ids_are_refused() {
         edit_card(&case, |card| card["aux_layer_ids"] = ids.clone());
         assert!(matches!(
             refused(&case),
-            ExportError::Model(ModelError::Setting { .. })
+            ExportError::Model(ModelError::Malformed { .. })
         ));
     }
 }

@@ -12,6 +12,7 @@ mod common;
 use burn::tensor::Device;
 use common::{Case, Wanted, chain, scattered_ids};
 use draftsmith_export::{ExportConfig, ExportError, export, load, read};
+use draftsmith_models::drafter::DrafterConfig;
 use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config};
 use serde_json::{Value, json};
 
@@ -94,7 +95,9 @@ fn steps_and_vocabulary_come_back() {
     let original = draftsmith_models::checkpoint::load_card(&case.checkpoint()).unwrap();
     assert_eq!(card.vocab, original.vocab);
     assert_eq!(card.target_fingerprint, original.target_fingerprint);
-    let draftsmith_models::drafter::DrafterConfig::Eagle3(config) = card.drafter;
+    let DrafterConfig::Eagle3(config) = card.drafter else {
+        panic!("an EAGLE-3 export reads back as one");
+    };
     assert_eq!(config.ttt_steps, 3);
 }
 

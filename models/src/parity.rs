@@ -11,7 +11,7 @@ use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use crate::batch::{DraftBatch, index_tensor};
 use crate::drafter::{AnyDrafter, Committed, DraftState};
-use crate::slot::Slot;
+use crate::slot::{Slot, batch_slots};
 use crate::target::TargetEnds;
 use crate::weights::host_values;
 
@@ -152,6 +152,10 @@ fn committed(batch: &DraftBatch, replayed: &[Replayed]) -> Committed {
     let at = index_tensor(places, &device);
     let take = |states: &Tensor<3>| {
         let width = states.dims()[2];
+        if width == 0 {
+            // A drafter without captured states; `reshape` would read the 0 as "as before".
+            return Tensor::zeros([replayed.len(), longest, 0], &device);
+        }
         states
             .clone()
             .flatten::<2>(0, 1)
@@ -177,11 +181,12 @@ struct Expected {
 
 impl Expected {
     fn new(drafter: &AnyDrafter, batch: &DraftBatch, ends: &TargetEnds) -> Self {
-        let trained = drafter.draft_slots(batch, ends, FloatDType::F32);
+        let slots = batch_slots(&batch.tokens, drafter.num_depths());
+        let hidden = drafter.draft_slots(batch, &slots, ends, FloatDType::F32);
         let head = drafter.head();
         let vocab = head.dims()[0];
-        let logits = host_values(&trained.hidden.matmul(head.transpose()));
-        let index = trained.slots.iter().enumerate().map(|(i, s)| (*s, i));
+        let logits = host_values(&hidden.matmul(head.transpose()));
+        let index = slots.iter().enumerate().map(|(i, s)| (*s, i));
         Self {
             parity: Parity {
                 num_slots: 0,

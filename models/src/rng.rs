@@ -24,7 +24,7 @@ pub enum Purpose {
     Accept = 6,
     /// Tokens drawn from the target or the residual while decoding; stream = sequence.
     Target = 7,
-    /// Anchors of block drafters; stream = step.
+    /// Anchors of block drafters; stream = hash of step and row.
     Anchors = 8,
     /// Bootstrap resampling of prompts.
     Bootstrap = 9,

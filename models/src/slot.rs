@@ -7,6 +7,8 @@
 //! Worked example: prompt `x0 x1 x2`, answer `x3 x4 x5 x6` (`x6` = END), newline `x7`. The valid slots
 //! are (3,0) (3,1) (3,2) (4,0) (4,1) (5,0): exactly the rounds that serving can visit.
 
+use crate::batch::TokenBatch;
+
 /// One draft prediction of one row of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
@@ -61,6 +63,13 @@ pub fn valid_slots(turns: &[u32], row: usize, num_depths: usize) -> Vec<Slot> {
         }
     }
     slots
+}
+
+/// All valid slots of a batch with depth below `num_depths`: row after row, each as [`valid_slots`].
+pub fn batch_slots(tokens: &TokenBatch, num_depths: usize) -> Vec<Slot> {
+    let rows = tokens.rows.iter().enumerate();
+    rows.flat_map(|(row, tokens)| valid_slots(&tokens.turns, row, num_depths))
+        .collect()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ prompt=1,342,203,49,599,381,225,23,1333,392,225,21,24,285,1174,318,87,18,225,2,2
 failed=0
 for layout in native speculators; do
     "$examples/chain_logits" "$target" "$drafter/export/$layout" $prompt 4 "$work/chain-$layout.safetensors"
-    "$python" "$here/vllm_eagle3.py" "$target" "$drafter/export/$layout" "$work/chain-$layout.safetensors" \
+    "$python" "$here/vllm_drafter.py" "$target" "$drafter/export/$layout" "$work/chain-$layout.safetensors" \
         2>"$work/$layout.log" || { failed=1; tail -20 "$work/$layout.log" >&2; }
 done
 exit $failed

@@ -25,6 +25,44 @@ check() { # script, arguments ...
     }
 }
 
+block_case() { # name, target options, checkpoint options: DFlash
+    echo "case $1" >&2
+    folder=$work/$1
+    rm -rf "$folder"
+    # shellcheck disable=SC2086
+    "$python" "$here/make_target.py" "$folder/target" $2 2>/dev/null
+    # shellcheck disable=SC2086
+    "$examples/random_checkpoint" "$folder/target" "$folder" family=dflash steps=$steps $3
+    "$examples/chain_logits" "$folder/target" "$folder/checkpoint" $prompt $steps "$folder/chain.safetensors"
+    for layout in native speculators; do
+        check vllm_drafter.py "$folder/target" "$folder/export/$layout" "$folder/chain.safetensors"
+    done
+    check speculators_blocks.py "$folder/export/speculators" "$folder/chain.safetensors"
+}
+
+markov_case() { # name, target options, checkpoint options: DSpark, which vLLM drafts with on a card only
+    echo "case $1" >&2
+    folder=$work/$1
+    rm -rf "$folder"
+    # shellcheck disable=SC2086
+    "$python" "$here/make_target.py" "$folder/target" $2 2>/dev/null
+    # shellcheck disable=SC2086
+    "$examples/random_checkpoint" "$folder/target" "$folder" family=dspark steps=$steps $3
+    "$examples/chain_logits" "$folder/target" "$folder/checkpoint" $prompt $steps "$folder/chain.safetensors"
+    check speculators_blocks.py "$folder/export/speculators" "$folder/chain.safetensors"
+}
+
+head_case() { # name, target options: MTP, which only vLLM serves
+    echo "case $1" >&2
+    folder=$work/$1
+    rm -rf "$folder"
+    # shellcheck disable=SC2086
+    "$python" "$here/make_target.py" "$folder/target" $2 2>/dev/null
+    "$examples/random_checkpoint" "$folder/target" "$folder" family=mtp steps=$steps
+    "$examples/chain_logits" "$folder/target" "$folder/checkpoint" $prompt $steps "$folder/chain.safetensors"
+    check vllm_drafter.py "$folder/target" "$folder/export/native" "$folder/chain.safetensors"
+}
+
 one_case() { # name, target options, checkpoint options
     echo "case $1" >&2
     folder=$work/$1
@@ -40,7 +78,7 @@ one_case() { # name, target options, checkpoint options
         "$examples/chain_logits" "$folder/target" "$out" $prompt $steps \
             "$folder/chain-$layout.safetensors"
         cmp "$folder/chain.safetensors" "$folder/chain-$layout.safetensors" || failed=1
-        check vllm_eagle3.py "$folder/target" "$out" "$folder/chain-$layout.safetensors"
+        check vllm_drafter.py "$folder/target" "$out" "$folder/chain-$layout.safetensors"
     done
     check speculators_eagle3.py "$folder/export/speculators" "$folder/chain.safetensors"
     "$examples/unroll_logits" "$folder/target" "$folder/checkpoint" $row $turns \
@@ -70,4 +108,10 @@ run llama3-rope "--rope-scaling llama3" "vocab=200" "$@"
 run tied "--tied" "vocab=128" "$@"
 run qwen3 "--qwen3" "vocab=128" "$@"
 run norms "" "vocab=128 norms=all" "$@"
+if selected dflash "$@"; then block_case dflash "" ""; fi
+if selected dflash-reduced "$@"; then block_case dflash-reduced "" "vocab=128 layers=0,3,5"; fi
+if selected dspark "$@"; then markov_case dspark "" ""; fi
+if selected dspark-reduced "$@"; then markov_case dspark-reduced "" "vocab=128"; fi
+if selected mtp "$@"; then head_case mtp ""; fi
+if selected mtp-qwen3 "$@"; then head_case mtp-qwen3 "--qwen3"; fi
 exit $failed

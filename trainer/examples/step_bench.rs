@@ -15,8 +15,8 @@ use burn::tensor::{Device, Tensor, TensorData};
 use draftsmith_data::error::DataError;
 use draftsmith_data::hidden::HiddenStateSource;
 use draftsmith_models::batch::{StateSpec, TargetStates, TokenBatch, TokenRow};
-use draftsmith_models::drafter::eagle3::{Eagle3Config, HeadMode};
-use draftsmith_models::drafter::{AnyDrafter, DrafterConfig, DrafterContext};
+use draftsmith_models::drafter::eagle3::Eagle3Config;
+use draftsmith_models::drafter::{AnchorDraw, AnyDrafter, DrafterConfig, DrafterContext, HeadMode};
 use draftsmith_models::layers::rope::{RopeScaling, RopeSpec};
 use draftsmith_models::objective::{Objective, ObjectiveConfig, Teacher};
 use draftsmith_models::rng::{Purpose, Stream};
@@ -37,6 +37,7 @@ const ROWS: usize = 4;
 const ROW_LEN: usize = 225;
 const PROMPT_LEN: usize = 45;
 const TTT_STEPS: usize = 3;
+const DRAW: AnchorDraw = AnchorDraw { seed: 0, step: 0 };
 
 #[expect(clippy::too_many_lines, reason = "one bench, read from top to bottom")]
 fn main() {
@@ -98,7 +99,7 @@ fn main() {
     let mut phases = Vec::new();
     for step in 0..=steps {
         let report = learner
-            .step(std::slice::from_ref(&batch), &rows, &source, 1e-4)
+            .step(std::slice::from_ref(&batch), &rows, &source, 1e-4, DRAW)
             .expect("the source never fails");
         if step == 0 {
             let slots = report.slots();

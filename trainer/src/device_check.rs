@@ -4,6 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use draftsmith_data::hidden::HiddenStateSource;
+use draftsmith_models::drafter::AnchorDraw;
 use draftsmith_models::weights::host_values;
 
 use crate::error::TrainerError;
@@ -41,7 +42,8 @@ impl Learner<'_> {
         rows: &dyn RowStore,
         source: &dyn HiddenStateSource,
     ) -> Result<NamedGradients, TrainerError> {
-        let (gradients, report) = self.gradients(indices, rows, source)?;
+        let draw = AnchorDraw { seed: 0, step: 0 };
+        let (gradients, report) = self.gradients(indices, rows, source, draw)?;
         let mut collector = Collector {
             gradients: &gradients,
             path: Vec::new(),

@@ -23,4 +23,4 @@ pub mod survey;
 
 pub use burn_train::Interrupter;
 pub use error::TrainerError;
-pub use run::{Outcome, Parts, Resume, RunSettings, Summary, plan, train};
+pub use run::{Outcome, Parts, Resume, RunSettings, Summary, plan, refuse_missing_anchors, train};

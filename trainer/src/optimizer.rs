@@ -10,8 +10,8 @@ use crate::config::{OptimizerConfig, OptimizerKind};
 
 /// The optimizer that the settings ask for.
 ///
-/// One-dimensional parameters (norm gains) always move by AdamW without decay, a trained head always by
-/// AdamW: Muon is for matrices inside the network. Muon's update is scaled to the size of AdamW's (Liu et
+/// One-dimensional parameters (norm gains) always move by AdamW without decay, matrices over the vocabulary
+/// always by AdamW: Muon is for matrices inside the network. Muon's update is scaled to the size of AdamW's (Liu et
 /// al. 2025, 2502.16982), so that both share one learning rate and one decay.
 pub fn optimizer(config: &OptimizerConfig, drafter: &AnyDrafter) -> ModuleOptimizer {
     let adamw = AdamWConfig::new()
@@ -20,7 +20,7 @@ pub fn optimizer(config: &OptimizerConfig, drafter: &AnyDrafter) -> ModuleOptimi
         .with_epsilon(config.eps as f32)
         .with_weight_decay(config.weight_decay as f32);
     let mut parameters = Parameters {
-        head: drafter.head_param_id(),
+        vocabulary: drafter.vocabulary_params(),
         gains: Vec::new(),
         matrices: Vec::new(),
     };
@@ -44,7 +44,7 @@ pub fn optimizer(config: &OptimizerConfig, drafter: &AnyDrafter) -> ModuleOptimi
 }
 
 struct Parameters {
-    head: ParamId,
+    vocabulary: Vec<ParamId>,
     gains: Vec<ParamId>,
     matrices: Vec<ParamId>,
 }
@@ -53,7 +53,7 @@ impl ModuleVisitor for Parameters {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         match D {
             1 => self.gains.push(param.id),
-            2 if param.id != self.head => self.matrices.push(param.id),
+            2 if !self.vocabulary.contains(&param.id) => self.matrices.push(param.id),
             _ => (),
         }
     }

@@ -8,8 +8,9 @@ use burn::tensor::Device;
 use burn_train::Interrupter;
 use draftsmith_data::hidden::HiddenStateSource;
 use draftsmith_models::checkpoint::DrafterCard;
-use draftsmith_models::drafter::AnyDrafter;
-use draftsmith_models::objective::{Objective, ObjectiveConfig, Teacher};
+use draftsmith_models::drafter::{AnchorDraw, AnyDrafter, DrafterConfig};
+use draftsmith_models::error::ModelError;
+use draftsmith_models::objective::{Objective, ObjectiveConfig, Stages, Teacher};
 use draftsmith_models::target::TargetEnds;
 use serde_json::Value;
 
@@ -143,11 +144,30 @@ pub fn train<'a>(settings: RunSettings<'a>, parts: Parts<'a>) -> Result<Outcome,
     run.end()
 }
 
+/// Refuses an objective over whole turns for a drafter that trains some of their anchors.
+///
+/// # Errors
+/// [`ModelError::Setting`] naming both.
+pub fn refuse_missing_anchors(stages: &Stages, drafter: &DrafterConfig) -> Result<(), ModelError> {
+    let needs_all = stages.all().any(Objective::needs_every_anchor);
+    if !needs_all || !drafter.draws_anchors() {
+        return Ok(());
+    }
+    Err(ModelError::setting(
+        format!(
+            "`round_count` counts the rounds of whole turns, but `{}` trains drawn anchors",
+            drafter.family()
+        ),
+        "use `expected_length`, which needs whole blocks only",
+    ))
+}
+
 /// A run between two steps.
 struct Run<'a> {
     settings: RunSettings<'a>,
     identity: Identity,
     learner: Learner<'a>,
+    stages: Stages,
     rows: &'a dyn RowStore,
     source: &'a dyn HiddenStateSource,
     validator: Option<&'a mut dyn Validator>,
@@ -167,7 +187,8 @@ impl<'a> Run<'a> {
     fn prepare(settings: RunSettings<'a>, mut parts: Parts<'a>) -> Result<Self, TrainerError> {
         settings.optimizer.validate()?;
         settings.train.validate()?;
-        let objective = Objective::new(settings.objective)?;
+        let stages = Stages::new(settings.objective)?;
+        refuse_missing_anchors(&stages, &parts.card.drafter)?;
         let survey = Survey::new(parts.rows, settings.train.batch_tokens)?;
         let identity = Identity {
             config: settings.resolved.clone(),
@@ -182,7 +203,7 @@ impl<'a> Run<'a> {
         let learner = Learner {
             drafter: restored.drafter,
             optimizer: restored.optimizer,
-            objective,
+            objective: stages.at(0, 1).clone(),
             teacher: Teacher {
                 ends: parts.ends,
                 vocab: &parts.card.vocab,
@@ -193,6 +214,7 @@ impl<'a> Run<'a> {
         Ok(Self {
             identity,
             learner,
+            stages,
             rows: parts.rows,
             source: parts.source,
             validator: parts.validator,
@@ -230,7 +252,14 @@ impl<'a> Run<'a> {
     fn take_step(&mut self) -> Result<StepReport, TrainerError> {
         let batches = self.next_batches();
         let rate = self.rate(self.state.step + 1);
-        let report = self.learner.step(&batches, self.rows, self.source, rate)?;
+        self.learner.objective = self.stages.at(self.state.step, self.plan.steps).clone();
+        let draw = AnchorDraw {
+            seed: self.settings.train.seed,
+            step: self.state.step,
+        };
+        let report = self
+            .learner
+            .step(&batches, self.rows, self.source, rate, draw)?;
         let counters = self.state.counters;
         let position = self.plan.position(self.state.step + 1);
         self.state.step += 1;

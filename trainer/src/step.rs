@@ -6,9 +6,9 @@ use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{FloatDType, Tensor};
 use draftsmith_data::hidden::HiddenStateSource;
 use draftsmith_models::batch::{DraftBatch, TokenBatch};
-use draftsmith_models::drafter::{AnyDrafter, DraftSlots};
+use draftsmith_models::drafter::{AnchorDraw, AnyDrafter};
 use draftsmith_models::objective::{Objective, ObjectiveInput, ObjectiveOutput, Teacher};
-use draftsmith_models::slot::{Slot, valid_slots};
+use draftsmith_models::slot::Slot;
 
 use crate::clip::{clip, gradient_norm};
 use crate::error::{PartError, TrainerError};
@@ -113,14 +113,21 @@ impl StepReport {
 /// A micro-batch with its slots, known from the marks of its tokens alone.
 struct Portion {
     tokens: TokenBatch,
-    slots: Vec<Slot>,
+    /// The slots, cut into the passes that bound the memory of one graph.
+    passes: Vec<Vec<Slot>>,
+}
+
+impl Portion {
+    fn is_empty(&self) -> bool {
+        self.passes.iter().all(Vec::is_empty)
+    }
 }
 
 impl Learner<'_> {
     /// Takes one optimizer step over all micro-batches.
     ///
     /// The denominator is the sum over the whole step, known before the first forward pass, so that
-    /// every slot weighs the same wherever the step was cut.
+    /// every slot weighs the same wherever the step was cut. `draw` decides which anchors are trained.
     ///
     /// # Errors
     /// [`TrainerError::Part`] when the states cannot be had.
@@ -130,20 +137,17 @@ impl Learner<'_> {
         rows: &dyn RowStore,
         source: &dyn HiddenStateSource,
         learning_rate: f64,
+        draw: AnchorDraw,
     ) -> Result<StepReport, TrainerError> {
         let portions: Vec<Portion> = micro_batches
             .iter()
-            .map(|indices| self.portion(indices, rows))
+            .map(|indices| self.portion(indices, rows, draw))
             .collect();
-        let denominator: f64 = portions
-            .iter()
-            .map(|portion| self.objective.denominator(&portion.slots))
-            .sum();
         let mut report = self.empty_report(&portions);
         let mut sum = GradientsAccumulator::new();
-        for portion in portions.into_iter().filter(|p| !p.slots.is_empty()) {
-            let gradients = self.micro_batch(portion, denominator, source, &mut report)?;
-            sum.accumulate(&self.drafter, gradients);
+        let denominator = self.denominator(&portions);
+        for portion in portions.into_iter().filter(|p| !p.is_empty()) {
+            self.micro_batch(portion, denominator, source, &mut report, &mut sum)?;
         }
         if report.slots() > 0 {
             self.update(sum.grads(), learning_rate, &mut report);
@@ -157,29 +161,33 @@ impl Learner<'_> {
         indices: &[usize],
         rows: &dyn RowStore,
         source: &dyn HiddenStateSource,
+        draw: AnchorDraw,
     ) -> Result<(GradientsParams, StepReport), TrainerError> {
-        let portion = self.portion(indices, rows);
+        let portion = self.portion(indices, rows, draw);
         let mut report = self.empty_report(std::slice::from_ref(&portion));
-        if portion.slots.is_empty() {
+        if portion.is_empty() {
             return Ok((GradientsParams::new(), report));
         }
-        let denominator = self.objective.denominator(&portion.slots);
-        let gradients = self.micro_batch(portion, denominator, source, &mut report)?;
-        Ok((gradients, report))
+        let mut sum = GradientsAccumulator::new();
+        let denominator = self.denominator(std::slice::from_ref(&portion));
+        self.micro_batch(portion, denominator, source, &mut report, &mut sum)?;
+        Ok((sum.grads(), report))
     }
 
-    fn portion(&self, indices: &[usize], rows: &dyn RowStore) -> Portion {
+    fn portion(&self, indices: &[usize], rows: &dyn RowStore, draw: AnchorDraw) -> Portion {
         let tokens = TokenBatch {
             rows: indices.iter().map(|&index| rows.row(index)).collect(),
         };
-        let depths = self.drafter.num_depths();
-        let slots = tokens
-            .rows
-            .iter()
-            .enumerate()
-            .flat_map(|(row, tokens)| valid_slots(&tokens.turns, row, depths))
-            .collect();
-        Portion { tokens, slots }
+        let slots = self.drafter.training_slots(&tokens, draw);
+        Portion {
+            passes: self.drafter.passes(slots),
+            tokens,
+        }
+    }
+
+    fn denominator(&self, portions: &[Portion]) -> f64 {
+        let passes = portions.iter().flat_map(|portion| &portion.passes);
+        passes.map(|slots| self.objective.denominator(slots)).sum()
     }
 
     fn empty_report(&self, portions: &[Portion]) -> StepReport {
@@ -189,64 +197,91 @@ impl Learner<'_> {
             depths: vec![DepthFigures::default(); self.drafter.num_depths()],
             gradient_norm: None,
             tokens: tokens.map(|row| row.len() as u64).sum(),
-            empty_batches: portions.iter().filter(|p| p.slots.is_empty()).count() as u64,
+            empty_batches: portions.iter().filter(|p| p.is_empty()).count() as u64,
             update: Update::Empty,
             phases: Phases::default(),
         }
     }
 
-    /// Gradient of one micro-batch; its graph is consumed before the call returns.
+    /// Adds the gradient of one micro-batch; the graph of a pass is consumed before the next begins.
     fn micro_batch(
         &self,
         portion: Portion,
         denominator: f64,
         source: &dyn HiddenStateSource,
         report: &mut StepReport,
-    ) -> Result<GradientsParams, TrainerError> {
+        sum: &mut GradientsAccumulator<AnyDrafter>,
+    ) -> Result<(), TrainerError> {
         let mut clock = Clock(Instant::now());
         let batch = DraftBatch {
             states: source.states(&portion.tokens).map_err(PartError::new)?,
             tokens: portion.tokens,
         };
         clock.lap(&mut report.phases.states);
-        let drafted = self
-            .drafter
-            .draft_slots(&batch, self.teacher.ends, self.compute);
-        clock.lap(&mut report.phases.forward);
-        let output = self.evaluate(&batch, &drafted, denominator);
-        self.count(&drafted.slots, &output, denominator, report);
-        clock.lap(&mut report.phases.objective);
-        let gradients = self.backward(drafted.hidden, output);
-        clock.lap(&mut report.phases.backward);
-        Ok(gradients)
+        for slots in portion.passes {
+            let ends = self.teacher.ends;
+            let hidden = self.drafter.draft_slots(&batch, &slots, ends, self.compute);
+            clock.lap(&mut report.phases.forward);
+            let output = self.evaluate(&batch, &slots, hidden.clone().inner(), denominator);
+            self.count(&slots, &output, denominator, report);
+            clock.lap(&mut report.phases.objective);
+            let confidence = self.confidence(&hidden, &slots, &output, denominator);
+            sum.accumulate(&self.drafter, self.backward(hidden, output, confidence));
+            clock.lap(&mut report.phases.backward);
+        }
+        Ok(())
     }
 
     fn evaluate(
         &self,
         batch: &DraftBatch,
-        drafted: &DraftSlots,
+        slots: &[Slot],
+        hidden: Tensor<2>,
         denominator: f64,
     ) -> ObjectiveOutput {
         let input = ObjectiveInput {
-            slots: &drafted.slots,
-            hidden: drafted.hidden.clone().inner(),
-            head: self.drafter.head().inner(),
+            slots,
+            hidden,
+            head: self.drafter.head(),
             batch,
             teacher: self.teacher.clone(),
-            head_gradient: self.drafter.is_head_trained(),
+            head_gradient: self.drafter.trained_head().map(|head| head.columns),
         };
         self.objective.evaluate(input, denominator)
     }
 
     /// Layer gradients by one backward pass of `sum(hidden * d loss / d hidden)`; the head's gradient
     /// is already known in closed form.
-    fn backward(&self, hidden: Tensor<2>, output: ObjectiveOutput) -> GradientsParams {
-        let surrogate = (hidden * output.grad_hidden.autodiff()).sum();
+    fn backward(
+        &self,
+        hidden: Tensor<2>,
+        output: ObjectiveOutput,
+        confidence: Option<Tensor<1>>,
+    ) -> GradientsParams {
+        let mut surrogate = (hidden * output.grad_hidden.autodiff()).sum();
+        if let Some(confidence) = confidence {
+            surrogate = surrogate + confidence;
+        }
         let mut gradients = GradientsParams::from_grads(surrogate.backward(), &self.drafter);
-        if let Some(gradient) = output.grad_head {
-            gradients.register(self.drafter.head_param_id(), gradient);
+        if let (Some(gradient), Some(head)) = (output.grad_head, self.drafter.trained_head()) {
+            gradients.register(head.id, gradient);
         }
         gradients
+    }
+
+    /// The share of the drafter's confidence in the backward pass, weighted as the losses are.
+    fn confidence(
+        &self,
+        rows: &Tensor<2>,
+        slots: &[Slot],
+        output: &ObjectiveOutput,
+        denominator: f64,
+    ) -> Option<Tensor<1>> {
+        let confidence = self.drafter.confidence(rows.clone())?;
+        let slot_weight = self.objective.config().slot_weight;
+        let scale = |slot: &Slot| (slot_weight.at(slot.depth) / denominator) as f32;
+        let scale: Vec<f32> = slots.iter().map(scale).collect();
+        Some(confidence.surrogate(&output.scores.alpha, &scale))
     }
 
     fn count(

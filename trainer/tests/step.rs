@@ -1,5 +1,5 @@
 //! One optimizer step: gradients, denominators, tails, numbers that are not finite.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
 mod common;
 
@@ -8,16 +8,23 @@ use burn::tensor::{FloatDType, Tensor, activation};
 use common::{World, events, records, weights};
 use draftsmith_data::hidden::HiddenStateSource;
 use draftsmith_models::batch::{DraftBatch, TokenBatch, index_tensor};
+use draftsmith_models::drafter::{AnchorDraw, AnyDrafter};
 use draftsmith_models::error::Diagnose;
 use draftsmith_models::objective::{Objective, Teacher};
+use draftsmith_models::slot::{Slot, batch_slots};
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::host_values;
 use draftsmith_trainer::clip::gradient_norm;
 use draftsmith_trainer::config::{OptimizerKind, Schedule};
+use draftsmith_trainer::device_check::differences;
 use draftsmith_trainer::optimizer::optimizer;
 use draftsmith_trainer::order::MicroBatch;
 use draftsmith_trainer::step::{Learner, StepReport, Update};
 use draftsmith_trainer::{Resume, TrainerError};
+use serde_json::json;
+
+/// Irrelevant for a family that trains every anchor.
+const DRAW: AnchorDraw = AnchorDraw { seed: 0, step: 0 };
 
 fn learner(world: &World, compute: FloatDType) -> Learner<'_> {
     let drafter = world.drafter();
@@ -37,7 +44,7 @@ fn learner(world: &World, compute: FloatDType) -> Learner<'_> {
 fn one_step(world: &World, batches: &[MicroBatch]) -> StepReport {
     let mut learner = learner(world, FloatDType::F32);
     learner
-        .step(batches, &world.rows, &world.source(), 1e-3)
+        .step(batches, &world.rows, &world.source(), 1e-3, DRAW)
         .unwrap()
 }
 
@@ -59,15 +66,16 @@ fn plain_gradient_norm(world: &World, rows: &[usize]) -> (f64, f64) {
     let [batch, len, width] = states.final_hidden.dims();
     let flat = states.final_hidden.clone().reshape([batch * len, width]);
     let draft = DraftBatch { tokens, states };
-    let drafted = drafter.draft_slots(&draft, world.target.ends(), FloatDType::F32);
-    let at = drafted
-        .slots
-        .iter()
-        .map(|s| s.row * len + s.teacher_position());
+    let slots = batch_slots(&draft.tokens, drafter.num_depths());
+    let hidden = drafter.draft_slots(&draft, &slots, world.target.ends(), FloatDType::F32);
+    let at = slots.iter().map(|s| s.row * len + s.teacher_position());
     let at = index_tensor(at, &flat.device());
     let log_p = activation::log_softmax(world.target.ends().logits(flat.select(0, at)), 1);
-    let count = drafted.slots.len() as f64;
-    let log_q = activation::log_softmax(drafted.hidden.matmul(drafter.head().transpose()), 1);
+    let count = slots.len() as f64;
+    let AnyDrafter::Eagle3(eagle3) = &drafter else {
+        panic!("the drafter of these tests is of this family");
+    };
+    let log_q = activation::log_softmax(hidden.matmul(eagle3.head.val().transpose()), 1);
     let p: Tensor<2> = log_p.clone().exp().autodiff();
     let loss = (p * (log_p.autodiff() - log_q)).sum().div_scalar(count);
     let value = f64::from(host_values(&loss.clone().inner())[0]);
@@ -140,7 +148,7 @@ fn batches_without_slots_add_nothing_and_are_counted() {
     let mut learner = learner(&world, FloatDType::F32);
     let source = world.source();
     let report = learner
-        .step(&[vec![1]], &world.rows, &source, 1e-3)
+        .step(&[vec![1]], &world.rows, &source, 1e-3, DRAW)
         .unwrap();
     assert_eq!((report.update, report.loss), (Update::Empty, None));
     assert!(
@@ -155,7 +163,7 @@ fn norm_gains_are_not_decayed_and_a_frozen_head_stays() {
     world.optimizer.weight_decay = 0.5;
     let mut learner = learner(&world, FloatDType::F32);
     learner
-        .step(&[vec![0]], &world.rows, &world.source(), 1e-2)
+        .step(&[vec![0]], &world.rows, &world.source(), 1e-2, DRAW)
         .unwrap();
     let value = |name: &str| {
         let tensors = learner.drafter.to_tensors();
@@ -211,7 +219,7 @@ fn muon_orthogonalises_matrices_and_leaves_head_and_gains_to_adamw() {
     };
     let before = values(&learner);
     learner
-        .step(&[vec![0]], &world.rows, &world.source(), RATE)
+        .step(&[vec![0]], &world.rows, &world.source(), RATE, DRAW)
         .unwrap();
     for ((name, shape, old), (_, _, new)) in before.iter().zip(values(&learner)) {
         let moved: Vec<f64> = old.iter().zip(&new).map(|(a, b)| (a - b) / RATE).collect();
@@ -226,6 +234,88 @@ fn muon_orthogonalises_matrices_and_leaves_head_and_gains_to_adamw() {
             // Five steps of 3.4445 x - 4.7750 x^3 + 2.0315 x^5 leave singular values between 0.68 and its
             // local maximum, 1.2025.
             assert!((0.68..1.203).contains(&largest), "{name}: {largest}");
+        }
+    }
+}
+
+/// KL and confidence of one batch by plain automatic differentiation through all logits: value of the KL, and
+/// the norm of the whole gradient.
+fn plain_dspark(world: &World, drafter: &AnyDrafter, row: usize) -> (f64, f64) {
+    let AnyDrafter::Dspark(dspark) = drafter else {
+        panic!("the drafter of this test is of this family");
+    };
+    let tokens = TokenBatch {
+        rows: vec![world.rows[row].clone()],
+    };
+    let states = world.source().states(&tokens).unwrap();
+    let final_hidden = states.final_hidden.clone().flatten::<2>(0, 1);
+    let batch = DraftBatch { tokens, states };
+    let slots = drafter.training_slots(&batch.tokens, DRAW);
+    let count = slots.len() as f64;
+    let hidden = drafter.draft_slots(&batch, &slots, world.target.ends(), FloatDType::F32);
+    let head = Tensor::cat(vec![dspark.core.head.val(), dspark.markov_out.val()], 1);
+    let log_q = activation::log_softmax(hidden.clone().matmul(head.transpose()), 1);
+    let at = slots.iter().map(Slot::teacher_position);
+    let at = index_tensor(at, &final_hidden.device());
+    let teacher = world.target.ends().logits(final_hidden.select(0, at));
+    let log_p: Tensor<2> = activation::log_softmax(teacher, 1);
+    let p = log_p.clone().exp();
+    let alpha = p.clone().min_pair(log_q.clone().inner().exp()).sum_dim(1);
+    let confidence = drafter
+        .confidence(hidden)
+        .unwrap()
+        .logits
+        .unsqueeze_dim::<2>(1);
+    // softplus(c) - alpha c: the cross entropy of sigmoid(c) to alpha.
+    let bce = activation::softplus(confidence.clone(), 1.0) - confidence * alpha.autodiff();
+    let kl = (p.autodiff() * (log_p.autodiff() - log_q))
+        .sum()
+        .div_scalar(count);
+    let value = f64::from(host_values(&kl.clone().inner())[0]);
+    let total = kl + bce.sum().div_scalar(count);
+    let gradients = GradientsParams::from_grads(total.backward(), drafter);
+    (value, gradient_norm(drafter, &gradients).norm)
+}
+
+/// Seen red with the confidence left out of `Learner::backward`, and with the head's gradient not registered.
+#[test]
+fn a_dspark_step_equals_plain_automatic_differentiation() {
+    let settings = json!({ "block_size": 3, "markov_rank": 2, "confidence_weight": 1.0 });
+    let mut world = World::new(3).with_family("dspark", settings);
+    world.card.vocab = VocabMap::full(common::VOCAB);
+    let mut learner = learner(&world, FloatDType::F32);
+    // A first step moves what starts at zero: Markov bias and confidence.
+    for rate in [1e-2, 1e-2] {
+        learner
+            .step(&[vec![0]], &world.rows, &world.source(), rate, DRAW)
+            .unwrap();
+    }
+    let (value, norm) = plain_dspark(&world, &learner.drafter, 1);
+    let report = learner
+        .step(&[vec![1]], &world.rows, &world.source(), 1e-3, DRAW)
+        .unwrap();
+    assert_close(report.loss, Some(value), 1e-5);
+    assert_close(report.gradient_norm, Some(norm), 1e-5);
+}
+
+#[test]
+fn passes_change_nothing() {
+    for family in ["dflash", "dspark"] {
+        let gradients = [512, 2].map(|limit| {
+            let mut settings = json!({ "block_size": 4, "blocks_per_pass": limit });
+            if family == "dspark" {
+                settings["markov_rank"] = json!(2);
+            }
+            let world = World::new(3).with_family(family, settings);
+            let learner = learner(&world, FloatDType::F32);
+            learner
+                .named_gradients(&[0, 1, 2], &world.rows, &world.source())
+                .unwrap()
+        });
+        assert!((gradients[0].loss - gradients[1].loss).abs() < 1e-6);
+        for difference in differences(&gradients[0], &gradients[1]) {
+            // The same f32 sums cut in another way.
+            assert!(difference.max_relative < 1e-4, "{family}: {difference:?}");
         }
     }
 }
@@ -291,7 +381,7 @@ fn large_hidden_states_in_bf16_give_the_loss_of_f32() {
         source.scale = 1000.0;
         let mut learner = learner(&world, compute);
         let report = learner
-            .step(&[vec![0, 1], vec![2, 3]], &world.rows, &source, 1e-3)
+            .step(&[vec![0, 1], vec![2, 3]], &world.rows, &source, 1e-3, DRAW)
             .unwrap();
         assert_eq!(report.update, Update::Applied);
         report.loss

@@ -17,8 +17,9 @@ use draftsmith_eval::config::EvalConfig;
 use draftsmith_export::ExportConfig;
 use draftsmith_models::error::Diagnose;
 use draftsmith_models::file;
-use draftsmith_models::objective::{Objective, ObjectiveConfig};
+use draftsmith_models::objective::{ObjectiveConfig, Stages};
 use draftsmith_trainer::config::{LogConfig, OptimizerConfig, TrainConfig};
+use draftsmith_trainer::refuse_missing_anchors;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use drafters::{DraftVocab, DrafterRun, Drafters};
@@ -226,7 +227,9 @@ impl RunFile {
         for drafter in &self.drafter.0 {
             let prefix = format!("drafter.{}", drafter.family());
             let prefix = Some(prefix.as_str());
-            Objective::new(self.objective_of(drafter)).map_err(|e| refuse(prefix, &e))?;
+            Stages::new(self.objective_of(drafter))
+                .and_then(|stages| refuse_missing_anchors(&stages, &drafter.config))
+                .map_err(|e| refuse(prefix, &e))?;
             self.optimizer_of(drafter)
                 .validate()
                 .map_err(|e| refuse(prefix, &e))?;

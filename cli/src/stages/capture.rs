@@ -70,15 +70,18 @@ pub(super) fn source(
     session: &Session,
     aux_layer_ids: &[usize],
 ) -> anyhow::Result<Box<dyn HiddenStateSource>> {
-    if is_cached(session) {
-        let identity = identity(session, &super::dataset(session)?, aux_layer_ids)?;
-        let folder = folder(session, aux_layer_ids);
-        let source = CachedSource::open(&folder, &identity, session.device())?;
-        return Ok(Box::new(source));
-    }
     let spec = StateSpec {
         aux_layer_ids: aux_layer_ids.to_vec(),
     };
+    if is_cached(session) {
+        let contains = |set: &Vec<usize>| aux_layer_ids.iter().all(|id| set.contains(id));
+        let stored = layer_sets(session)?.into_iter().find(contains);
+        let stored = stored.unwrap_or_else(|| aux_layer_ids.to_vec());
+        let identity = identity(session, &super::dataset(session)?, &stored)?;
+        let folder = folder(session, &stored);
+        let source = CachedSource::open(&folder, &identity, session.device())?;
+        return Ok(Box::new(source.select(&spec)?));
+    }
     Ok(Box::new(OnlineSource::new(session.shared_target()?, spec)?))
 }
 
@@ -86,18 +89,25 @@ fn is_cached(session: &Session) -> bool {
     session.run_file().capture.mode == CaptureMode::Cached
 }
 
-/// One folder for each set of captured blocks, so that drafters which read the same ones share it.
+/// One folder for each set of captured blocks, so that drafters which read the same ones, or some of
+/// them, share it.
 fn folder(session: &Session, aux_layer_ids: &[usize]) -> PathBuf {
     let ids: Vec<String> = aux_layer_ids.iter().map(ToString::to_string).collect();
     let name = format!("layers-{}", ids.join("-"));
     session.folder().join("states").join(name)
 }
 
-/// The sets of blocks that the drafters of the run read.
+/// The sets of blocks to be stored: those that the drafters of the run read, without sets that are part of
+/// another one.
 fn layer_sets(session: &Session) -> anyhow::Result<BTreeSet<Vec<usize>>> {
     let drafters = session.run_file().drafter.0.iter();
     let ids = |run: &DrafterRun| Ok(run.config.check(session.spec())?.aux_layer_ids);
-    drafters.map(ids).collect()
+    let all: BTreeSet<Vec<usize>> = drafters.map(ids).collect::<anyhow::Result<_>>()?;
+    let is_part = |set: &Vec<usize>| {
+        let mut others = all.iter().filter(|other| *other != set);
+        others.any(|other| set.iter().all(|id| other.contains(id)))
+    };
+    Ok(all.iter().filter(|set| !is_part(set)).cloned().collect())
 }
 
 /// Refuses stored states of another target, before any stage replaces what they belong to.

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use draftsmith_export::{ExportReport, export_all};
+use draftsmith_export::{ExportReport, export_all, formats_for};
 
+use crate::run_file::DrafterRun;
 use crate::session::Session;
 use crate::stage::{Inputs, Stage, hash_section};
 
@@ -34,6 +35,7 @@ impl Stage for Export {
         for drafter in &run_file.drafter.0 {
             let checkpoint = super::train::chosen_checkpoint(session, drafter)?;
             let out = session.drafter_folder(drafter).join("export");
+            describe_missing(session, drafter);
             let reports = export_all(&checkpoint, &run_file.target.path, &out, &run_file.export)?;
             for report in &reports {
                 describe(report, session);
@@ -50,10 +52,25 @@ pub(crate) fn folders(session: &Session) -> Vec<PathBuf> {
     drafters
         .flat_map(|drafter| {
             let root = session.drafter_folder(drafter).join("export");
-            let formats = run_file.export.formats.iter();
-            formats.map(|format| root.join(format)).collect::<Vec<_>>()
+            let formats = formats_for(&run_file.export.formats, &drafter.config);
+            formats.into_iter().map(move |format| root.join(format))
         })
         .collect()
+}
+
+/// Says which of the wanted layouts have no place for a drafter.
+fn describe_missing(session: &Session, drafter: &DrafterRun) {
+    let wanted = &session.run_file().export.formats;
+    let held = formats_for(wanted, &drafter.config);
+    for format in wanted
+        .iter()
+        .filter(|format| !held.contains(&format.as_str()))
+    {
+        let family = drafter.family();
+        session.console().say(&format!(
+            "export: the layout `{format}` has no place for `{family}` and is left out"
+        ));
+    }
 }
 
 fn describe(report: &ExportReport, session: &Session) {

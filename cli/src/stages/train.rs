@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use burn::module::Module;
 use burn::tensor::Device;
 use draftsmith_data::dataset::Dataset;
+use draftsmith_models::batch::TokenRow;
 use draftsmith_models::checkpoint::{self, DrafterCard};
-use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
+use draftsmith_models::drafter::{AnyDrafter, DrafterContext, MaskToken};
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_trainer::checkpoint as run_checkpoint;
 use draftsmith_trainer::error::TrainerError;
@@ -268,6 +269,7 @@ fn build(
     device: &Device,
 ) -> anyhow::Result<Fresh> {
     let target = session.target()?;
+    refuse_masked_text(run, dataset)?;
     let vocab = draft_vocab(session, run.draft_vocab, dataset)?;
     let context = DrafterContext {
         target: session.spec(),
@@ -290,11 +292,36 @@ fn build(
     Ok(Fresh { drafter, card })
 }
 
+/// Refuses a mask token that the text itself holds: there the drafter could not tell it from a gap.
+fn refuse_masked_text(run: &DrafterRun, dataset: &Dataset) -> anyhow::Result<()> {
+    let family = run.family();
+    let mut config = run.config.clone();
+    let Some(MaskToken::Id(mask)) = config.mask_token() else {
+        return Ok(());
+    };
+    let holds_mask = |row: &TokenRow| row.ids.contains(mask);
+    match (0..dataset.len())
+        .map(|row| dataset.row(row))
+        .find(holds_mask)
+    {
+        None => Ok(()),
+        Some(row) => Err(CliError::usage(
+            format!(
+                "`drafter.{family}.mask_token` is {mask}, but row `{}` of the data holds it",
+                row.key
+            ),
+            "choose a reserved token that neither the chat template nor the text writes",
+        )
+        .into()),
+    }
+}
+
 /// Refuses drafters whose settings do not fit the target.
 pub(crate) fn refuse_unfit_drafters(session: &Session) -> anyhow::Result<()> {
     let vocab_size = session.spec().vocab_size;
     for run in &session.run_file().drafter.0 {
         run.config.check(session.spec())?;
+        draftsmith_export::check(&session.run_file().export, &run.config, session.spec())?;
         if let DraftVocab::Size(size) = run.draft_vocab
             && size > vocab_size
         {

@@ -16,6 +16,8 @@ use crate::error::DataError;
 pub struct CachedSource {
     cache: StateCache,
     spec: StateSpec,
+    /// Places of the wanted blocks among the stored ones.
+    columns: Vec<usize>,
     device: Device,
     zero_positions: AtomicU64,
 }
@@ -31,14 +33,51 @@ impl CachedSource {
         device: &Device,
     ) -> Result<Self, DataError> {
         let cache = StateCache::open(folder, expected)?;
+        let stored = cache.identity().aux_layer_ids.clone();
         Ok(Self {
+            columns: (0..stored.len()).collect(),
             spec: StateSpec {
-                aux_layer_ids: cache.identity().aux_layer_ids.clone(),
+                aux_layer_ids: stored,
             },
             cache,
             device: device.clone(),
             zero_positions: AtomicU64::new(0),
         })
+    }
+
+    /// The same source, giving only some of the stored blocks.
+    ///
+    /// # Errors
+    /// [`DataError::Model`] when one of them is not stored.
+    pub fn select(mut self, wanted: &StateSpec) -> Result<Self, DataError> {
+        let stored = &self.cache.identity().aux_layer_ids;
+        let column = |id: &usize| stored.iter().position(|other| other == id);
+        let columns: Option<Vec<usize>> = wanted.aux_layer_ids.iter().map(column).collect();
+        let Some(columns) = columns else {
+            return Err(DataError::setting(
+                format!(
+                    "the stored states are those of the blocks {stored:?}, expected {:?} among them",
+                    wanted.aux_layer_ids
+                ),
+                "capture the states again for this drafter",
+            ));
+        };
+        self.columns = columns;
+        self.spec = wanted.clone();
+        Ok(self)
+    }
+
+    /// Wanted blocks `[B, S, K*H]` of all stored ones.
+    fn selected(&self, aux: Tensor<3>, hidden: usize) -> Tensor<3> {
+        let [num_rows, len, width] = aux.dims();
+        if self.columns.len() * hidden == width {
+            return aux;
+        }
+        if self.columns.is_empty() {
+            return Tensor::zeros([num_rows, len, 0], &self.device);
+        }
+        let column = |&place: &usize| aux.clone().narrow(2, place * hidden, hidden);
+        Tensor::cat(self.columns.iter().map(column).collect(), 2)
     }
 
     /// The cache itself.
@@ -75,7 +114,7 @@ impl HiddenStateSource for CachedSource {
         let zeros = rows.iter().map(|row| row.zero_positions).sum();
         self.zero_positions.fetch_add(zeros, Ordering::Relaxed);
         let hidden = self.cache.identity().hidden_size;
-        let aux_width = self.spec.aux_layer_ids.len() * hidden;
+        let aux_width = self.cache.identity().aux_layer_ids.len() * hidden;
         let (num_rows, len) = (batch.num_rows(), batch.padded_len());
         let aux: Vec<&[u8]> = rows.iter().map(|row| row.stored.aux.as_slice()).collect();
         let final_hidden: Vec<&[u8]> = rows
@@ -83,7 +122,7 @@ impl HiddenStateSource for CachedSource {
             .map(|row| row.stored.final_hidden.as_slice())
             .collect();
         Ok(TargetStates {
-            aux: self.tensor(&aux, [num_rows, len, aux_width]),
+            aux: self.selected(self.tensor(&aux, [num_rows, len, aux_width]), hidden),
             final_hidden: self.tensor(&final_hidden, [num_rows, len, hidden]),
         })
     }

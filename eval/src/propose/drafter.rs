@@ -95,7 +95,9 @@ impl Proposer for DrafterProposer<'_> {
         let Some(mut state) = self.state.take() else {
             return Ok(drafts);
         };
-        let num_depths = rows.iter().map(|row| row.max_tokens).max().unwrap_or(0);
+        let limit = self.drafter.max_depths().unwrap_or(usize::MAX);
+        let wanted = |row: &ProposeRow<'_>| row.max_tokens.min(limit);
+        let num_depths = rows.iter().map(wanted).max().unwrap_or(0);
         // Rows that want no more drafts go on with their last token: the batch stays rectangular.
         let mut previous: Vec<u32> = vec![0; rows.len()];
         for depth in 0..num_depths {

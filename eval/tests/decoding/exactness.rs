@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use burn::tensor::FloatDType;
 use draftsmith_data::hidden::OnlineSource;
 use draftsmith_eval::acceptance::Acceptance;
 use draftsmith_eval::decode::{DecodeSettings, Sequence, SequenceRecord};
@@ -10,12 +9,12 @@ use draftsmith_eval::error::EvalError;
 use draftsmith_eval::exact::{Candidate, ExactReport, ExactSettings, exact, exact_with};
 use draftsmith_eval::propose::DrafterProposer;
 use draftsmith_models::batch::{StateSpec, TokenRow};
-use draftsmith_models::drafter::AnyDrafter;
+use draftsmith_models::drafter::{AnchorDraw, AnyDrafter};
 use draftsmith_models::sample::Sampling;
 use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
 
-use crate::tiny::{VOCAB, drafter, plain, prompts, reduced_vocab, run, settings, target};
+use crate::tiny::{VOCAB, drafter, drafters, plain, prompts, reduced_vocab, run, settings, target};
 
 fn rows(sequences: &[Sequence], records: &[SequenceRecord]) -> Vec<TokenRow> {
     let row = |(sequence, record): (&Sequence, &SequenceRecord)| {
@@ -61,23 +60,24 @@ fn greedy_rounds_equal_those_of_real_decoding_for_every_gamma() {
     let sequences = prompts(12);
     let text = plain(&target, &sequences, &settings(0.0, 4));
     for vocab in [VocabMap::full(VOCAB), reduced_vocab()] {
-        let drafter = drafter(&target, &vocab);
-        let report = measure(&target, (&drafter, &vocab), &rows(&sequences, &text), 0.0);
-        assert!(report.text_matches_rule);
-        assert_eq!(report.by_gamma.len(), 4);
-        assert_eq!(report.num_tokens, 12 * 39);
-        for entry in &report.by_gamma {
-            let settings = DecodeSettings {
-                gamma: entry.gamma,
-                ..settings(0.0, 4)
-            };
-            let mut proposer = DrafterProposer::new("drafter", &drafter, target.ends(), &vocab);
-            let decoded = run(&target, &mut proposer, &sequences, &settings).records;
-            let counts = Acceptance::new(&decoded, entry.gamma);
-            // Every term of the sweep is a whole number here.
-            assert!((entry.rounds - counts.rounds as f64).abs() < 1e-9);
-            assert!((entry.tau - counts.tau()).abs() < 1e-9);
-            assert!(counts.tau() > 1.02, "{}", counts.tau());
+        for drafter in drafters(&target, &vocab) {
+            let report = measure(&target, (&drafter, &vocab), &rows(&sequences, &text), 0.0);
+            assert!(report.text_matches_rule);
+            assert_eq!(report.by_gamma.len(), 4);
+            assert_eq!(report.num_tokens, 12 * 39);
+            for entry in &report.by_gamma {
+                let settings = DecodeSettings {
+                    gamma: entry.gamma,
+                    ..settings(0.0, 4)
+                };
+                let mut proposer = DrafterProposer::new("drafter", &drafter, target.ends(), &vocab);
+                let decoded = run(&target, &mut proposer, &sequences, &settings).records;
+                let counts = Acceptance::new(&decoded, entry.gamma);
+                // Every term of the sweep is a whole number here.
+                assert!((entry.rounds - counts.rounds as f64).abs() < 1e-9);
+                assert!((entry.tau - counts.tau()).abs() < 1e-9);
+                assert!(counts.tau() > 1.02, "{} {}", drafter.family(), counts.tau());
+            }
         }
     }
 }
@@ -86,15 +86,25 @@ fn greedy_rounds_equal_those_of_real_decoding_for_every_gamma() {
 fn sampled_tau_is_the_mean_of_real_decoding() {
     let target = target();
     let vocab = reduced_vocab();
-    let drafter = drafter(&target, &vocab);
     let sequences = prompts(300);
-    let wide = settings(1.0, 100);
     // Two independent sets of texts: plain sampling for the sweep, speculative sampling for decoding.
-    let text = plain(&target, &sequences, &wide);
-    let report = measure(&target, (&drafter, &vocab), &rows(&sequences, &text), 1.0);
+    let text = plain(&target, &sequences, &settings(1.0, 100));
+    for drafter in drafters(&target, &vocab) {
+        let report = measure(&target, (&drafter, &vocab), &rows(&sequences, &text), 1.0);
+        decoding_agrees(&target, (&drafter, &vocab), &sequences, &report);
+    }
+}
+
+fn decoding_agrees(
+    target: &TargetModel,
+    (drafter, vocab): (&AnyDrafter, &VocabMap),
+    sequences: &[Sequence],
+    report: &ExactReport,
+) {
+    let wide = settings(1.0, 100);
     let other = DecodeSettings { seed: 99, ..wide };
-    let mut proposer = DrafterProposer::new("drafter", &drafter, target.ends(), &vocab);
-    let decoded = run(&target, &mut proposer, &sequences, &other).records;
+    let mut proposer = DrafterProposer::new("drafter", drafter, target.ends(), vocab);
+    let decoded = run(target, &mut proposer, sequences, &other).records;
     let expected = report.by_gamma.last().unwrap().rounds / 300.0;
     let rounds: Vec<f64> = decoded.iter().map(|r| r.rounds.len() as f64).collect();
     let mean = rounds.iter().sum::<f64>() / 300.0;
@@ -170,8 +180,9 @@ fn the_largest_gamma_is_the_drafters_number_of_depths() {
         tokens: batch,
         states,
     };
-    let drafted = drafter.draft_slots(&batch, target.ends(), FloatDType::F32);
-    let deepest = drafted.slots.iter().map(|slot| slot.depth).max().unwrap();
+    let draw = AnchorDraw { seed: 0, step: 0 };
+    let slots = drafter.training_slots(&batch.tokens, draw);
+    let deepest = slots.iter().map(|slot| slot.depth).max().unwrap();
     assert_eq!(deepest + 1, drafter.num_depths());
 }
 

@@ -3,7 +3,7 @@
 use draftsmith_eval::decode::{DecodeProgress, Decoder, Sequence, decode};
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::propose::prompt_lookup::LookupConfig;
-use draftsmith_eval::propose::{DrafterProposer, NoProposer, PromptLookup};
+use draftsmith_eval::propose::{DrafterProposer, NoProposer, PromptLookup, Proposer};
 use draftsmith_eval::verify;
 use draftsmith_models::generate::{GenerateSettings, Prompt, generate};
 use draftsmith_models::rng::Purpose;
@@ -11,7 +11,8 @@ use draftsmith_models::sample::Sampling;
 use draftsmith_models::vocab::VocabMap;
 
 use crate::tiny::{
-    Oracle, Truth, VOCAB, drafter, plain, prompts, reduced_vocab, run, settings, target, texts,
+    Oracle, Truth, VOCAB, drafter, drafters, plain, prompts, reduced_vocab, run, settings, target,
+    texts,
 };
 
 #[test]
@@ -54,31 +55,19 @@ fn greedy_output_does_not_depend_on_the_drafter_or_the_batch() {
     let expected = plain(&target, &sequences, &settings(0.0, 1));
     let full = VocabMap::full(VOCAB);
     let reduced = reduced_vocab();
-    let (full_drafter, reduced_drafter) = (drafter(&target, &full), drafter(&target, &reduced));
+    let drafters = [&full, &reduced].map(|vocab| drafters(&target, vocab));
     for batch_rows in [1, 4] {
         let settings = settings(0.0, batch_rows);
-        let ends = target.ends();
+        let decode = |proposer: &mut dyn Proposer| run(&target, proposer, &sequences, &settings);
         let lookup = LookupConfig { min: 2, max: 4 };
-        let outputs = [
-            run(
-                &target,
-                &mut DrafterProposer::new("full", &full_drafter, ends, &full),
-                &sequences,
-                &settings,
-            ),
-            run(
-                &target,
-                &mut DrafterProposer::new("reduced", &reduced_drafter, ends, &reduced),
-                &sequences,
-                &settings,
-            ),
-            run(
-                &target,
-                &mut PromptLookup::new(lookup),
-                &sequences,
-                &settings,
-            ),
-        ];
+        let mut outputs = vec![decode(&mut PromptLookup::new(lookup))];
+        for (drafters, vocab) in drafters.iter().zip([&full, &reduced]) {
+            for drafter in drafters {
+                let name = drafter.family();
+                let mut proposer = DrafterProposer::new(name, drafter, target.ends(), vocab);
+                outputs.push(decode(&mut proposer));
+            }
+        }
         for output in outputs {
             assert_eq!(texts(&output.records), texts(&expected));
             let accepted: usize = output

@@ -1,5 +1,5 @@
 //! Real decoding, the exact evaluator and whole reports on a tiny random target.
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
 mod cache;
 mod exactness;

@@ -9,8 +9,7 @@ use draftsmith_eval::decode::{
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::propose::{DraftRule, DraftToken, NoProposer, ProposeRow, Proposer};
 use draftsmith_eval::verify;
-use draftsmith_models::drafter::eagle3::Eagle3Config;
-use draftsmith_models::drafter::{AnyDrafter, Committed, DrafterConfig, DrafterContext};
+use draftsmith_models::drafter::{AnyDrafter, Committed, DrafterConfig, DrafterContext, FAMILIES};
 use draftsmith_models::file::write_atomic;
 use draftsmith_models::rng::{Purpose, Stream, stable_hash};
 use draftsmith_models::sample::Sampling;
@@ -83,13 +82,33 @@ pub(crate) fn target() -> TargetModel {
     TargetModel::load(folder.path(), FloatDType::F32, &Device::flex()).unwrap()
 }
 
-/// A fresh drafter of four depths.
+/// A fresh EAGLE-3 drafter of four depths.
 pub(crate) fn drafter(target: &TargetModel, vocab: &VocabMap) -> AnyDrafter {
-    let config = DrafterConfig::Eagle3(Eagle3Config {
-        aux_layer_ids: Some(vec![0, 1, 2]),
-        ttt_steps: 4,
-        ..Eagle3Config::default()
-    });
+    drafter_of("eagle3", target, vocab)
+}
+
+/// A fresh drafter of four depths of every family.
+pub(crate) fn drafters(target: &TargetModel, vocab: &VocabMap) -> Vec<AnyDrafter> {
+    let families = FAMILIES.iter();
+    families
+        .map(|family| drafter_of(family, target, vocab))
+        .collect()
+}
+
+fn drafter_of(family: &str, target: &TargetModel, vocab: &VocabMap) -> AnyDrafter {
+    let config = match family {
+        "eagle3" => serde_json::json!({ "aux_layer_ids": [0, 1, 2], "ttt_steps": 4 }),
+        "mtp" => serde_json::json!({ "depths": 4 }),
+        "dflash" => serde_json::json!({
+            "aux_layer_ids": [0, 1, 2], "mask_token": 14, "num_layers": 2, "block_size": 5,
+        }),
+        "dspark" => serde_json::json!({
+            "aux_layer_ids": [0, 1, 2], "mask_token": 14, "num_layers": 2, "block_size": 4,
+            "markov_rank": 3,
+        }),
+        other => panic!("no settings of `{other}`"),
+    };
+    let config = DrafterConfig::deserialize_family(family, config).unwrap();
     let context = DrafterContext {
         target: target.spec(),
         ends: target.ends(),

@@ -10,8 +10,12 @@ use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::{Committed, DraftSlots, DraftState, Drafter, DrafterContext, params};
-use crate::batch::{DraftBatch, StateSpec, index_tensor};
+use super::head::HeadMode;
+use super::{
+    AnchorDraw, Committed, DraftState, Drafter, DrafterContext, TrainedHead, aux_layers, last_rows,
+    params, rope_table,
+};
+use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
 use crate::error::ModelError;
 use crate::layers::attention::{Causal, HeadShape, attend};
 use crate::layers::follow;
@@ -19,11 +23,14 @@ use crate::layers::linear::{gated_mlp, linear};
 use crate::layers::norm::rms_norm;
 use crate::layers::rope::{RopeAngles, RopeTable};
 use crate::layers::unrolled::unrolled_attention;
-use crate::slot::{Slot, valid_slots};
+use crate::slot::{Slot, batch_slots};
 use crate::target::forward::positions;
 use crate::target::kv_cache::CacheShape;
 use crate::target::{KvCache, TargetEnds, TargetSpec};
 use crate::weights::{NamedTensor, WeightFolder};
+
+/// Name of the family.
+const FAMILY: &str = "eagle3";
 
 /// `[drafter.eagle3]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -71,16 +78,6 @@ pub enum AuxNorm {
     None,
     /// One RMSNorm over the concatenation (`norm_before_fc` of vLLM and speculators).
     Concatenated,
-}
-
-/// What happens to the draft head, which starts as the target's head rows of the draft vocabulary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum HeadMode {
-    /// Trained with the rest.
-    Trained,
-    /// Kept as it is.
-    Frozen,
 }
 
 /// The drafter. Field names are the names in `drafter.safetensors`.
@@ -132,53 +129,6 @@ struct Eagle3Shape {
     eps: f64,
 }
 
-/// Published default of the captured blocks, as zero-based output ids.
-///
-/// # Errors
-/// [`ModelError::Setting`] for targets too shallow for three distinct ids.
-pub fn default_aux_layer_ids(num_layers: usize) -> Result<Vec<usize>, ModelError> {
-    if num_layers < 7 {
-        return Err(ModelError::setting(
-            format!(
-                "the default captured layers [1, N/2 - 1, N - 4] are not three distinct layers for a \
-                 target of {num_layers} layers"
-            ),
-            "set `drafter.eagle3.aux_layer_ids` to distinct ids below the number of layers",
-        ));
-    }
-    Ok(vec![1, num_layers / 2 - 1, num_layers - 4])
-}
-
-/// Checks explicit ids: strictly increasing and inside the target.
-///
-/// # Errors
-/// [`ModelError::Setting`] naming the list.
-pub fn check_aux_layer_ids(ids: &[usize], num_layers: usize) -> Result<(), ModelError> {
-    let increasing = ids.windows(2).all(|pair| pair[0] < pair[1]);
-    if !ids.is_empty() && increasing && ids.iter().all(|&id| id < num_layers) {
-        return Ok(());
-    }
-    Err(ModelError::setting(
-        format!(
-            "`drafter.eagle3.aux_layer_ids` is {ids:?}, expected strictly increasing ids below {num_layers}"
-        ),
-        "ids count blocks from 0 and name the block whose output is taken",
-    ))
-}
-
-impl Eagle3Config {
-    /// The captured blocks for a target of `num_layers` blocks.
-    ///
-    /// # Errors
-    /// [`ModelError::Setting`] when explicit ids are invalid or the default rule does not apply.
-    pub fn aux_layer_ids(&self, num_layers: usize) -> Result<Vec<usize>, ModelError> {
-        match &self.aux_layer_ids {
-            None => default_aux_layer_ids(num_layers),
-            Some(ids) => check_aux_layer_ids(ids, num_layers).map(|()| ids.clone()),
-        }
-    }
-}
-
 impl Drafter for Eagle3 {
     type Config = Eagle3Config;
 
@@ -189,8 +139,11 @@ impl Drafter for Eagle3 {
                 "7 is the published value, 3 is cheaper",
             ));
         }
+        let num_layers = target.num_layers;
+        let default = aux_layers::low_middle_high(num_layers);
+        let explicit = config.aux_layer_ids.as_ref();
         Ok(StateSpec {
-            aux_layer_ids: config.aux_layer_ids(target.num_layers)?,
+            aux_layer_ids: aux_layers::choose(FAMILY, explicit, default, num_layers)?,
         })
     }
 
@@ -228,7 +181,7 @@ impl Drafter for Eagle3 {
             up_proj: matrix("up_proj", [intermediate, hidden]),
             down_proj: matrix("down_proj", [hidden, intermediate]),
             norm: gain("norm"),
-            head: params::named("head", head_rows(context, device)),
+            head: params::named("head", context.head_rows(device)),
             shape: Eagle3Shape {
                 heads,
                 aux_layer_ids,
@@ -253,38 +206,42 @@ impl Drafter for Eagle3 {
         self.shape.num_steps
     }
 
+    fn training_slots(&self, tokens: &TokenBatch, _draw: AnchorDraw) -> Vec<Slot> {
+        batch_slots(tokens, self.shape.num_steps)
+    }
+
     fn draft_slots(
         &self,
         batch: &DraftBatch,
+        slots: &[Slot],
         ends: &TargetEnds,
         compute: FloatDType,
-    ) -> DraftSlots {
+    ) -> Tensor<2> {
         let device = self.fc.val().device();
         let (num_rows, len) = (batch.tokens.num_rows(), batch.tokens.padded_len());
-        let slots: Vec<Slot> = (0..num_rows)
-            .flat_map(|row| valid_slots(&batch.tokens.rows[row].turns, row, self.shape.num_steps))
-            .collect();
         let outputs: Vec<Tensor<2>> = self
             .unroll(batch, ends, compute)
             .into_iter()
             .map(|step| step.flatten::<2>(0, 1))
             .collect();
         let place = |slot: &Slot| (slot.depth * num_rows + slot.row) * len + slot.anchor - 1;
-        let hidden =
-            Tensor::cat(outputs, 0).select(0, index_tensor(slots.iter().map(place), &device));
-        DraftSlots { hidden, slots }
+        Tensor::cat(outputs, 0).select(0, index_tensor(slots.iter().map(place), &device))
     }
 
     fn head(&self) -> Tensor<2> {
-        self.head.val()
+        self.head.val().inner()
     }
 
-    fn head_param_id(&self) -> ParamId {
-        self.head.id
+    fn trained_head(&self) -> Option<TrainedHead> {
+        let [_, width] = self.head.val().dims();
+        (self.shape.head == HeadMode::Trained).then_some(TrainedHead {
+            id: self.head.id,
+            columns: 0..width,
+        })
     }
 
-    fn is_head_trained(&self) -> bool {
-        self.shape.head == HeadMode::Trained
+    fn vocabulary_params(&self) -> Vec<ParamId> {
+        vec![self.head.id]
     }
 
     fn open(&self, num_rows: usize, capacity: usize) -> DraftState {
@@ -294,25 +251,17 @@ impl Drafter for Eagle3 {
             num_rows,
             capacity,
         };
-        DraftState {
-            cache: KvCache::new(shape, FloatDType::F32, &self.fc.val().device()),
-            observed: vec![0; num_rows],
-            feedback: None,
-            output: None,
-        }
+        let device = self.fc.val().device();
+        DraftState::new(KvCache::new(shape, FloatDType::F32, &device))
     }
 
     fn observe(&self, state: &mut DraftState, committed: Committed, ends: &TargetEnds) {
-        for (row, &observed) in state.observed.iter().enumerate() {
-            state.cache.truncate(row, observed);
-        }
+        state.roll_back();
         let layer = self.layer(FloatDType::F32);
-        let embedded = ends.embed(committed.next_ids).cast(FloatDType::F32);
-        let fused = self.fuse(&layer, committed.aux.cast(FloatDType::F32));
+        let embedded = ends.embed(committed.next_ids.clone()).cast(FloatDType::F32);
+        let fused = self.fuse(&layer, committed.aux.clone().cast(FloatDType::F32));
         let hidden = self.decode(&layer, &mut state.cache, embedded, fused, &committed.lens);
-        for (observed, new) in state.observed.iter_mut().zip(&committed.lens) {
-            *observed += new;
-        }
+        state.commit(&committed);
         self.remember(state, last_rows(hidden, &committed.lens));
     }
 
@@ -331,15 +280,7 @@ impl Drafter for Eagle3 {
             let hidden = self.decode(&layer, &mut state.cache, embedded, feedback, &lens);
             self.remember(state, hidden);
         }
-        #[expect(
-            clippy::expect_used,
-            reason = "drafting starts with observing the prompt"
-        )]
-        let output = state
-            .output
-            .clone()
-            .expect("`observe` runs before `next_logits`");
-        output.matmul(self.head.val().transpose())
+        state.output().matmul(self.head.val().transpose())
     }
 
     fn to_tensors(&self) -> Vec<NamedTensor> {
@@ -512,42 +453,7 @@ impl Eagle3 {
         } else {
             hidden
         };
-        state.output = Some(output.squeeze_dim::<2>(1));
+        state.outputs = Some(output);
         state.feedback = Some(feedback);
     }
-}
-
-/// The last real entry of each row, `[B, M, H]` to `[B, 1, H]`.
-fn last_rows(x: Tensor<3>, lens: &[usize]) -> Tensor<3> {
-    let [batch, len, width] = x.dims();
-    let last = lens
-        .iter()
-        .enumerate()
-        .map(|(row, real)| row * len + real - 1);
-    let indices = index_tensor(last, &x.device());
-    x.reshape([batch * len, width])
-        .select(0, indices)
-        .reshape([batch, 1, width])
-}
-
-/// The target's head rows of the draft vocabulary in f32, `[V_draft, H]`.
-fn head_rows(context: DrafterContext<'_>, device: &Device) -> Tensor<2> {
-    let head = context.ends.head.clone().cast(FloatDType::F32);
-    let rows = if context.vocab.is_full() {
-        head
-    } else {
-        let ids = context.vocab.target_ids().iter().map(|&id| id as usize);
-        head.select(0, index_tensor(ids, &context.ends.head.device()))
-    };
-    Tensor::from_data(rows.into_data(), device)
-}
-
-fn rope_table(target: &TargetSpec, steps: usize, device: &Device) -> RopeTable {
-    let num_positions = target.max_position_embeddings + steps;
-    RopeTable::new(
-        &target.rope,
-        target.head_dim,
-        num_positions,
-        &device.clone().inner(),
-    )
 }

@@ -4,19 +4,40 @@
 //! folder and one configuration. Nothing outside this folder (and the foreign names in `export`) matches
 //! on a family.
 
+pub mod aux_layers;
+mod block_plan;
+mod confidence;
+mod decoder_layer;
+pub mod dflash;
+pub mod dspark;
 pub mod eagle3;
+mod head;
+pub mod mtp;
 mod params;
+mod state;
+mod token;
+
+use std::ops::Range;
 
 use burn::module::{Module, ParamId};
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::batch::{DraftBatch, StateSpec, index_tensor};
+use crate::batch::{DraftBatch, StateSpec, TokenBatch};
 use crate::error::ModelError;
-use crate::slot::Slot;
-use crate::target::{KvCache, TargetEnds, TargetSpec};
+use crate::layers::rope::RopeTable;
+use crate::rng::{Purpose, Stream, stable_hash};
+use crate::slot::{Slot, batch_slots};
+use crate::target::{TargetEnds, TargetSpec};
 use crate::vocab::VocabMap;
 use crate::weights::{NamedTensor, WeightFolder};
+
+pub use confidence::Confidence;
+pub use head::HeadMode;
+pub use state::{Committed, DraftState};
+pub use token::MaskToken;
+
+use state::last_rows;
 
 /// What a drafter is built for.
 #[derive(Clone, Copy, Debug)]
@@ -29,63 +50,60 @@ pub struct DrafterContext<'a> {
     pub vocab: &'a VocabMap,
 }
 
-/// Hidden rows of a training batch, one a slot.
-#[derive(Clone, Debug)]
-pub struct DraftSlots {
-    /// Output rows that the head turns into logits, `[N, H]`; part of the gradient graph.
-    pub hidden: Tensor<2>,
-    /// The slots, row after row, each ordered as by [`crate::slot::valid_slots`].
-    pub slots: Vec<Slot>,
+/// Which anchors of a batch are trained, for families that do not train all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnchorDraw {
+    /// Seed of the run.
+    pub seed: u64,
+    /// Optimizer step, counted from the start of the run.
+    pub step: u64,
 }
 
-/// Newly committed positions of every row, with the target states that are now known.
-///
-/// Entry `i` of row `b` is position `t = (positions already observed) + i`: its states and the token
-/// `x_{t+1}` that follows it, which is committed too.
-#[derive(Clone, Debug)]
-pub struct Committed {
-    /// Captured states, concatenated, `[B, M, K*H]`; padded on the right.
-    pub aux: Tensor<3>,
-    /// Output of the last target block, before the final norm, `[B, M, H]`.
-    pub final_hidden: Tensor<3>,
-    /// The tokens that follow, `[B, M]`.
-    pub next_ids: Tensor<2, Int>,
-    /// Real entries of each row, at least 1 and at most M.
-    pub lens: Vec<usize>,
-}
-
-/// What a drafter remembers between rounds of decoding.
-#[derive(Clone, Debug)]
-pub struct DraftState {
-    /// Keys and values of observed positions, then of the tokens drafted in this round.
-    pub cache: KvCache,
-    /// Observed positions of each row; what the cache is rolled back to before each round.
-    pub observed: Vec<usize>,
-    /// State fed to the next depth, `[B, 1, H]`.
-    pub feedback: Option<Tensor<3>>,
-    /// Output rows of the depth computed last, `[B, H]`.
-    pub output: Option<Tensor<2>>,
-}
-
-impl DraftState {
-    /// Keeps only the given rows, in the given order.
-    pub fn select_rows(&mut self, rows: &[usize]) {
-        self.cache.select_rows(rows);
-        self.observed = rows.iter().map(|&row| self.observed[row]).collect();
-        self.feedback = self.feedback.take().map(|x| kept_rows(x, rows));
-        self.output = self.output.take().map(|x| kept_rows(x, rows));
+impl AnchorDraw {
+    /// Ascending anchors of each row, at most `limit`, drawn without replacement from those with a slot.
+    ///
+    /// A row's draw depends on its key and nothing else of the batch.
+    pub fn anchors(self, tokens: &TokenBatch, limit: usize) -> Vec<Vec<usize>> {
+        let mut anchors = vec![Vec::new(); tokens.num_rows()];
+        for slot in batch_slots(tokens, 1) {
+            anchors[slot.row].push(slot.anchor);
+        }
+        for (row, anchors) in tokens.rows.iter().zip(&mut anchors) {
+            if anchors.len() > limit {
+                let stream = stable_hash(&format!("{} {}", self.step, row.key));
+                let mut stream = Stream::new(self.seed, Purpose::Anchors, stream);
+                let order = stream.permutation(anchors.len());
+                *anchors = order[..limit].iter().map(|&place| anchors[place]).collect();
+                anchors.sort_unstable();
+            }
+        }
+        anchors
     }
 }
 
-fn kept_rows<const D: usize>(x: Tensor<D>, rows: &[usize]) -> Tensor<D> {
-    let indices = index_tensor(rows.iter().copied(), &x.device());
-    x.select(0, indices)
+/// The part of a head that is trained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrainedHead {
+    /// The parameter that its gradient is registered under.
+    pub id: ParamId,
+    /// Its columns of the head.
+    pub columns: Range<usize>,
 }
 
 /// Everything that differs between families, and nothing else.
 pub trait Drafter: Module {
     /// Settings of the family, as written in `[drafter.<family>]`.
     type Config: Serialize + serde::de::DeserializeOwned;
+
+    /// The mask token of the settings, for families that have one.
+    fn mask_token(_config: &mut Self::Config) -> Option<&mut MaskToken> {
+        None
+    }
+
+    /// Whether a step trains anchors that are drawn, and not all of them.
+    fn draws_anchors(_config: &Self::Config) -> bool {
+        false
+    }
 
     /// Checks settings against a target, without building anything; returns the states to be read.
     ///
@@ -110,18 +128,43 @@ pub trait Drafter: Module {
     /// Depths trained for one anchor.
     fn num_depths(&self) -> usize;
 
-    /// Output rows of all valid slots of a training batch.
-    fn draft_slots(&self, batch: &DraftBatch, ends: &TargetEnds, compute: FloatDType)
-    -> DraftSlots;
+    /// Depths it can draft in a round when serving; `None` where there is no limit.
+    fn max_depths(&self) -> Option<usize> {
+        None
+    }
 
-    /// Head weight `[V_draft, H]`.
+    /// The slots trained in one step, row after row, each ordered as by [`crate::slot::valid_slots`].
+    fn training_slots(&self, tokens: &TokenBatch, draw: AnchorDraw) -> Vec<Slot>;
+
+    /// Cuts slots into the parts that are computed one after the other, to bound memory.
+    fn passes(&self, slots: Vec<Slot>) -> Vec<Vec<Slot>> {
+        vec![slots]
+    }
+
+    /// Output rows of the given valid slots, which the head turns into logits, `[N, H]`, in f32; part of
+    /// the gradient graph.
+    fn draft_slots(
+        &self,
+        batch: &DraftBatch,
+        slots: &[Slot],
+        ends: &TargetEnds,
+        compute: FloatDType,
+    ) -> Tensor<2>;
+
+    /// Head weight `[V_draft, H]`, without gradient graph; H is the width of the rows of `draft_slots`.
     fn head(&self) -> Tensor<2>;
 
-    /// Identity of the head parameter, under which its gradient is registered.
-    fn head_param_id(&self) -> ParamId;
+    /// The part of the head that is trained; `None` for a frozen head.
+    fn trained_head(&self) -> Option<TrainedHead>;
 
-    /// Whether the head is trained.
-    fn is_head_trained(&self) -> bool;
+    /// Matrices with a row for each token, which Muon must not orthogonalise.
+    fn vocabulary_params(&self) -> Vec<ParamId>;
+
+    /// How likely the drafts of output rows `[N, H]` are accepted, for families that say so; part of the
+    /// gradient graph.
+    fn confidence(&self, _rows: Tensor<2>) -> Option<Confidence> {
+        None
+    }
 
     /// An empty decoding state for `num_rows` sequences of up to `capacity` positions.
     fn open(&self, num_rows: usize, capacity: usize) -> DraftState;
@@ -199,6 +242,16 @@ macro_rules! drafter_families {
                 match self { $(Self::$variant(config) => <$module as Drafter>::check(config, target)),+ }
             }
 
+            /// See [`Drafter::mask_token`].
+            pub fn mask_token(&mut self) -> Option<&mut MaskToken> {
+                match self { $(Self::$variant(config) => <$module as Drafter>::mask_token(config)),+ }
+            }
+
+            /// See [`Drafter::draws_anchors`].
+            pub fn draws_anchors(&self) -> bool {
+                match self { $(Self::$variant(config) => <$module as Drafter>::draws_anchors(config)),+ }
+            }
+
             /// Settings of a family read by `deserializer`, for run files with one table a family.
             ///
             /// # Errors
@@ -251,14 +304,22 @@ macro_rules! drafter_families {
             fn state_spec(&self) -> StateSpec;
             /// See [`Drafter::num_depths`].
             fn num_depths(&self) -> usize;
+            /// See [`Drafter::max_depths`].
+            fn max_depths(&self) -> Option<usize>;
+            /// See [`Drafter::training_slots`].
+            fn training_slots(&self, tokens: &TokenBatch, draw: AnchorDraw) -> Vec<Slot>;
+            /// See [`Drafter::passes`].
+            fn passes(&self, slots: Vec<Slot>) -> Vec<Vec<Slot>>;
             /// See [`Drafter::draft_slots`].
-            fn draft_slots(&self, batch: &DraftBatch, ends: &TargetEnds, compute: FloatDType) -> DraftSlots;
+            fn draft_slots(&self, batch: &DraftBatch, slots: &[Slot], ends: &TargetEnds, compute: FloatDType) -> Tensor<2>;
             /// See [`Drafter::head`].
             fn head(&self) -> Tensor<2>;
-            /// See [`Drafter::head_param_id`].
-            fn head_param_id(&self) -> ParamId;
-            /// See [`Drafter::is_head_trained`].
-            fn is_head_trained(&self) -> bool;
+            /// See [`Drafter::trained_head`].
+            fn trained_head(&self) -> Option<TrainedHead>;
+            /// See [`Drafter::vocabulary_params`].
+            fn vocabulary_params(&self) -> Vec<ParamId>;
+            /// See [`Drafter::confidence`].
+            fn confidence(&self, rows: Tensor<2>) -> Option<Confidence>;
             /// See [`Drafter::open`].
             fn open(&self, num_rows: usize, capacity: usize) -> DraftState;
             /// See [`Drafter::observe`].
@@ -273,4 +334,14 @@ macro_rules! drafter_families {
 
 drafter_families! {
     "eagle3" => Eagle3(eagle3::Eagle3Config, eagle3::Eagle3),
+    "mtp" => Mtp(mtp::MtpConfig, mtp::Mtp),
+    "dflash" => Dflash(dflash::DflashConfig, dflash::Dflash),
+    "dspark" => Dspark(dspark::DsparkConfig, dspark::Dspark),
+}
+
+/// Rotary tables for all positions of the target and `extra` more, in which a draft may run past them.
+fn rope_table(target: &TargetSpec, extra: usize, device: &Device) -> RopeTable {
+    let num_positions = target.max_position_embeddings + extra;
+    let device = device.clone().inner();
+    RopeTable::new(&target.rope, target.head_dim, num_positions, &device)
 }

@@ -22,15 +22,40 @@ pub(super) fn random_matrix(
     seed: u64,
     device: &Device,
 ) -> Param<Tensor<2>> {
-    let mut stream = Stream::new(seed, Purpose::Init, stable_hash(name));
     let scale = 1.0 / (3.0 * width as f64).sqrt();
-    let values: Vec<f32> = (0..out * width)
+    normal(name, [out, width], scale, seed, device)
+}
+
+fn normal(
+    name: &str,
+    shape: [usize; 2],
+    scale: f64,
+    seed: u64,
+    device: &Device,
+) -> Param<Tensor<2>> {
+    let mut stream = Stream::new(seed, Purpose::Init, stable_hash(name));
+    let values: Vec<f32> = (0..shape[0] * shape[1])
         .map(|_| (stream.normal() * scale) as f32)
         .collect();
     named(
         name,
-        Tensor::from_data(TensorData::new(values, [out, width]), device),
+        Tensor::from_data(TensorData::new(values, shape), device),
     )
+}
+
+/// A table `[rows, width]` of embeddings drawn from `N(0, 0.01^2)`; a pure function of (seed, name, shape).
+pub(super) fn random_table(
+    name: &str,
+    shape: [usize; 2],
+    seed: u64,
+    device: &Device,
+) -> Param<Tensor<2>> {
+    normal(name, shape, 0.01, seed, device)
+}
+
+/// A matrix of zeros.
+pub(super) fn zero_matrix(name: &str, shape: [usize; 2], device: &Device) -> Param<Tensor<2>> {
+    named(name, Tensor::zeros(shape, (device, DType::F32)))
 }
 
 /// A norm gain of ones `[width]`.

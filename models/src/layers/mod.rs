@@ -4,6 +4,7 @@
 //! vocabulary, D head size, C cache capacity. Linear weights are `[out, in]` as in the files.
 
 pub mod attention;
+pub mod blocks;
 pub mod linear;
 pub mod norm;
 pub mod rope;

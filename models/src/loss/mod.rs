@@ -4,8 +4,13 @@
 //! and one gradient with respect to the (temperature-scaled) draft logits a row. [`LOSSES`] lists all.
 
 mod cross_entropy;
+mod jsd;
 mod kl;
+mod l1;
 mod lk_hybrid;
+mod neg_log_acceptance;
+mod renyi_half;
+mod reverse_kl;
 mod tv;
 
 use std::fmt::Debug;
@@ -13,8 +18,13 @@ use std::fmt::Debug;
 use burn::tensor::{Int, Tensor};
 
 pub use cross_entropy::CrossEntropy;
+pub use jsd::Jsd;
 pub use kl::Kl;
+pub use l1::L1;
 pub use lk_hybrid::LkHybrid;
+pub use neg_log_acceptance::NegLogAcceptance;
+pub use renyi_half::RenyiHalf;
+pub use reverse_kl::ReverseKl;
 pub use tv::Tv;
 
 /// Teacher and drafter on the draft vocabulary, for `n` slots; everything in f32.
@@ -97,7 +107,12 @@ pub trait DraftLoss: Debug + Send + Sync {
 /// Every loss, in the order shown in messages.
 pub const LOSSES: &[&dyn DraftLoss] = &[
     &Kl,
+    &ReverseKl,
+    &Jsd,
+    &RenyiHalf,
     &Tv,
+    &L1,
+    &NegLogAcceptance,
     &LkHybrid,
     &CrossEntropy::DataToken,
     &CrossEntropy::TargetArgmax,

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use burn::tensor::{FloatDType, Tensor};
 
+use super::terms::SlotTerm;
 use super::{ObjectiveInput, SlotScores, composed, fused};
 use crate::batch::index_tensor;
-use crate::loss::DraftLoss;
 use crate::slot::Slot;
 
 /// Consecutive slots whose logits exist at one time.
@@ -14,9 +14,9 @@ pub(super) struct Chunk<'a> {
     pub(super) input: &'a ObjectiveInput<'a>,
     pub(super) range: Range<usize>,
     pub(super) temperature: f64,
-    /// Losses with their coefficients; none when only the figures are wanted.
-    pub(super) terms: &'a [(&'static dyn DraftLoss, f64)],
-    /// Factor of each slot's gradient; empty without terms.
+    /// The terms of the mixture, for all slots of the batch; none when only the figures are wanted.
+    pub(super) terms: &'a [SlotTerm],
+    /// Factor of the gradient of each slot of the batch; empty without terms.
     pub(super) scale: &'a [f32],
 }
 

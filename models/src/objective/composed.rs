@@ -11,29 +11,31 @@ use crate::weights::host_values;
 
 pub(super) fn evaluate(chunk: &Chunk<'_>) -> ChunkOutput {
     let rows = ChunkRows::new(chunk);
-    let mut value: Option<Tensor<2>> = None;
-    let mut grad: Option<Tensor<2>> = None;
-    for (loss, coefficient) in chunk.terms {
-        let terms = loss.evaluate(&rows.loss_rows);
-        value = Some(plus(value, terms.value.mul_scalar(*coefficient)));
-        grad = Some(plus(grad, terms.grad.mul_scalar(*coefficient)));
-    }
     let device = chunk.input.hidden.device();
-    let scale = || {
-        let shape = [chunk.scale.len(), 1];
-        Tensor::from_data(TensorData::new(chunk.scale.to_vec(), shape), &device)
-    };
-    ChunkOutput {
-        grad_logits: grad.map(|grad| grad * scale()),
-        loss: value.as_ref().map(host_values).unwrap_or_default(),
-        scores: rows.scores(),
+    let mut loss = vec![0.0; chunk.range.len()];
+    let mut grad: Option<Tensor<2>> = None;
+    for term in chunk.terms {
+        let terms = term.loss.evaluate(&rows.loss_rows);
+        let scale: Vec<f32> = chunk
+            .range
+            .clone()
+            .map(|index| term.factor(index) * chunk.scale[index])
+            .collect();
+        let shape = [scale.len(), 1];
+        let scaled = terms.grad * Tensor::from_data(TensorData::new(scale, shape), &device);
+        grad = Some(match grad {
+            Some(grad) => grad + scaled,
+            None => scaled,
+        });
+        let values = host_values(&terms.value);
+        for ((loss, value), index) in loss.iter_mut().zip(values).zip(chunk.range.clone()) {
+            *loss += term.value(index, value);
+        }
     }
-}
-
-fn plus(sum: Option<Tensor<2>>, term: Tensor<2>) -> Tensor<2> {
-    match sum {
-        Some(sum) => sum + term,
-        None => term,
+    ChunkOutput {
+        loss: if grad.is_some() { loss } else { Vec::new() },
+        grad_logits: grad,
+        scores: rows.scores(),
     }
 }
 

@@ -14,6 +14,8 @@ pub struct ObjectiveConfig {
     pub losses: BTreeMap<String, f64>,
     /// Weight of a slot by its depth.
     pub slot_weight: SlotWeight,
+    /// Other mixtures for the first parts of the run; after them `losses` and `slot_weight` hold.
+    pub stages: Vec<Stage>,
     /// What the weighted sum is divided by.
     pub normalize: Normalize,
     /// Temperature of teacher and drafter in the losses; serve at the same one.
@@ -27,11 +29,25 @@ impl Default for ObjectiveConfig {
         Self {
             losses: BTreeMap::from([("kl".to_owned(), 1.0)]),
             slot_weight: SlotWeight::Uniform,
+            stages: Vec::new(),
             normalize: Normalize::Weights,
             temperature: 1.0,
             chunk_positions: 256,
         }
     }
+}
+
+/// One of `stages`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    /// Share of the run at which the stage ends.
+    pub until: f64,
+    /// Loss names with their coefficients.
+    pub losses: BTreeMap<String, f64>,
+    /// Weight of a slot; unset means that of the objective.
+    #[serde(default)]
+    pub slot_weight: Option<SlotWeight>,
 }
 
 impl ObjectiveConfig {
@@ -53,6 +69,11 @@ impl ObjectiveConfig {
             SlotWeight::StepDecay(x) | SlotWeight::ExpDecay(x) if !(x.is_finite() && x > 0.0) => {
                 Err(out_of_range("slot_weight", "a positive decay", x))
             }
+            SlotWeight::Dpace(a) if !(a > 0.0 && a <= 1.0) => Err(out_of_range(
+                "slot_weight.dpace",
+                "a share above 0 and at most 1",
+                a,
+            )),
             _ => Ok(()),
         }
     }
@@ -75,13 +96,16 @@ pub enum SlotWeight {
     StepDecay(f64),
     /// `exp(-d / gamma)` (DFlash uses 4 to 7).
     ExpDecay(f64),
+    /// By how many accepted drafts hang on the slot, with this smoothing (D-PACE; 0.5 as published). The
+    /// denominator counts slots.
+    Dpace(f64),
 }
 
 impl SlotWeight {
-    /// The weight at depth `d`.
+    /// The weight at depth `d`, as far as the depth alone decides it.
     pub fn at(self, depth: usize) -> f64 {
         match self {
-            Self::Uniform => 1.0,
+            Self::Uniform | Self::Dpace(_) => 1.0,
             Self::StepDecay(base) => base.powi(depth as i32),
             Self::ExpDecay(gamma) => (-(depth as f64) / gamma).exp(),
         }

@@ -14,7 +14,7 @@ use super::{ObjectiveInput, SlotScores};
 use crate::host;
 use crate::host::exp::exp;
 use crate::host::row::{self, vectorised};
-use crate::loss::{DraftLoss, SlotRow};
+use crate::loss::SlotRow;
 use crate::vocab::VocabMap;
 
 pub(super) fn applies(input: &ObjectiveInput<'_>) -> bool {
@@ -34,9 +34,8 @@ pub(super) fn evaluate(chunk: &Chunk<'_>) -> ChunkOutput {
         .par_chunks_exact_mut(shape[1])
         .enumerate()
         .map_init(Scratch::default, |scratch, (index, row)| {
-            let place = place_of_slot[index];
-            let scale = chunk.scale.get(index).copied().unwrap_or(0.0);
-            scratch.slot(row, &teacher.place(place), vocab, chunk.terms, scale)
+            let place = teacher.place(place_of_slot[index]);
+            scratch.slot(row, &place, vocab, chunk, chunk.range.start + index)
         })
         .collect();
     let has_terms = !chunk.terms.is_empty();
@@ -155,14 +154,14 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// Replaces the draft logits in `row` by their gradient.
+    /// Replaces the draft logits in `row` by the gradient of slot `index` of the batch.
     fn slot(
         &mut self,
         row: &mut [f32],
         place: &Place<'_>,
         vocab: &VocabMap,
-        terms: &[(&'static dyn DraftLoss, f64)],
-        scale: f32,
+        chunk: &Chunk<'_>,
+        index: usize,
     ) -> SlotFigures {
         self.log_q.resize(row.len(), 0.0);
         self.q.resize(row.len(), 0.0);
@@ -178,9 +177,9 @@ impl Scratch {
         };
         row.fill(0.0);
         let mut loss = 0.0;
-        for (term, coefficient) in terms {
-            let coefficient = *coefficient as f32;
-            loss += coefficient * term.evaluate_row(&slot, coefficient * scale, row);
+        for term in chunk.terms {
+            let scale = term.factor(index) * chunk.scale[index];
+            loss += term.value(index, term.loss.evaluate_row(&slot, scale, row));
         }
         let log_q_token = slot.label.map_or(f32::NEG_INFINITY, |id| slot.log_q[id]);
         SlotFigures {

@@ -11,17 +11,22 @@
 mod chunk;
 mod composed;
 mod config;
+mod coupled;
 mod fused;
+pub mod rounds;
+mod stages;
+mod terms;
 
 use std::ops::Range;
 
 use burn::tensor::{FloatDType, Tensor};
 
 use self::chunk::{Chunk, ChunkOutput, chunks};
-pub use self::config::{Normalize, ObjectiveConfig, SlotWeight};
+pub use self::config::{Normalize, ObjectiveConfig, SlotWeight, Stage};
+pub use self::stages::Stages;
+use self::terms::{SlotTerm, Term};
 use crate::batch::DraftBatch;
 use crate::error::ModelError;
-use crate::loss::{self, DraftLoss};
 use crate::slot::Slot;
 use crate::target::TargetEnds;
 use crate::vocab::VocabMap;
@@ -29,7 +34,7 @@ use crate::vocab::VocabMap;
 /// A validated objective.
 #[derive(Clone, Debug)]
 pub struct Objective {
-    terms: Vec<(&'static dyn DraftLoss, f64)>,
+    terms: Vec<(Term, f64)>,
     config: ObjectiveConfig,
 }
 
@@ -47,7 +52,7 @@ pub struct Teacher<'a> {
 pub struct ObjectiveOutput {
     /// Gradient of the normalised loss with respect to the hidden rows, `[N, H]`.
     pub grad_hidden: Tensor<2>,
-    /// Gradient with respect to the head weight `[V_draft, H]`, when asked for.
+    /// Gradient with respect to the wanted columns of the head weight `[V_draft, H]`.
     pub grad_head: Option<Tensor<2>>,
     /// Loss of each slot before weighting.
     pub loss: Vec<f32>,
@@ -71,7 +76,8 @@ pub struct SlotScores {
 }
 
 impl SlotScores {
-    fn extend(&mut self, other: Self) {
+    /// Appends the figures of further slots.
+    pub fn extend(&mut self, other: Self) {
         self.alpha.extend(other.alpha);
         self.log_p_token.extend(other.log_p_token);
         self.log_q_token.extend(other.log_q_token);
@@ -89,15 +95,15 @@ impl Objective {
         config.validate_ranges()?;
         let mut terms = Vec::new();
         for (name, &coefficient) in &config.losses {
-            let loss = loss::find(name).ok_or_else(|| {
+            let term = Term::find(name).ok_or_else(|| {
                 ModelError::setting(
                     format!("`objective.losses` names an unknown loss `{name}`"),
-                    format!("the losses are: {}", loss::names().join(", ")),
+                    format!("the losses are: {}", Term::names().join(", ")),
                 )
             })?;
             // A term that weighs nothing must not decide whether the loss is finite.
             if coefficient > 0.0 {
-                terms.push((loss, coefficient));
+                terms.push((term, coefficient));
             }
         }
         if terms.is_empty() {
@@ -106,10 +112,17 @@ impl Objective {
                 "for example `losses = { kl = 1.0 }`",
             ));
         }
-        Ok(Self {
+        let objective = Self {
             terms,
             config: config.clone(),
-        })
+        };
+        if objective.needs_every_anchor() && config.slot_weight != SlotWeight::Uniform {
+            return Err(ModelError::setting(
+                "`objective.slot_weight` has no effect on `round_count`, expected \"uniform\"",
+                "it weighs every slot by the rounds that hang on it",
+            ));
+        }
+        Ok(objective)
     }
 
     /// The settings it was built from.
@@ -134,18 +147,51 @@ impl Objective {
     /// `[V_draft, H]` its head weight, `denominator` the sum over the whole optimizer step.
     pub fn evaluate(&self, input: ObjectiveInput<'_>, denominator: f64) -> ObjectiveOutput {
         let mut total = Accumulator::default();
+        let terms = self.slot_terms(&input);
+        let scale = self.row_scale(input.slots, denominator);
         for range in chunks(input.slots, self.config.chunk_positions) {
-            let scale = self.row_scale(&input.slots[range.clone()], denominator);
             let chunk = Chunk {
                 input: &input,
                 range: range.clone(),
                 temperature: self.config.temperature,
-                terms: &self.terms,
+                terms: &terms,
                 scale: &scale,
             };
             total.push(chunk.evaluate(), &input, range);
         }
         total.finish(&input)
+    }
+
+    /// Whether the coefficients of some slots depend on others, which takes a first pass without gradient.
+    fn is_coupled(&self) -> bool {
+        matches!(self.config.slot_weight, SlotWeight::Dpace(_))
+            || self.terms.iter().any(|(term, _)| term.is_coupled())
+    }
+
+    /// Whether every anchor of a turn must be there, as they are not where anchors are drawn.
+    pub fn needs_every_anchor(&self) -> bool {
+        self.terms.iter().any(|(term, _)| *term == Term::RoundCount)
+    }
+
+    /// The terms with their coefficients for each slot, detached.
+    fn slot_terms(&self, input: &ObjectiveInput<'_>) -> Vec<SlotTerm> {
+        let scores = if self.is_coupled() {
+            Self::score(input, self.config.temperature, self.config.chunk_positions)
+        } else {
+            SlotScores::default()
+        };
+        let slots = input.slots;
+        let weight = self.config.slot_weight;
+        let dpace = match weight {
+            SlotWeight::Dpace(smoothing) => Some(coupled::dpace(slots, &scores, smoothing)),
+            _ => None,
+        };
+        self.terms
+            .iter()
+            .map(|&(term, coefficient)| {
+                term.for_slots(coefficient, slots, &scores, weight, dpace.as_deref())
+            })
+            .collect()
     }
 
     /// Per-slot figures without any gradient; `temperature` applies to teacher and drafter.
@@ -185,8 +231,8 @@ pub struct ObjectiveInput<'a> {
     pub batch: &'a DraftBatch,
     /// The frozen target's share.
     pub teacher: Teacher<'a>,
-    /// Whether the gradient with respect to the head weight is wanted.
-    pub head_gradient: bool,
+    /// The columns of the head weight whose gradient is wanted.
+    pub head_gradient: Option<Range<usize>>,
 }
 
 #[derive(Default)]
@@ -207,8 +253,9 @@ impl Accumulator {
         let grad_logits = grad_logits.cast(input.head.dtype());
         self.grad_hidden
             .push(grad_logits.clone().matmul(input.head.clone()));
-        if input.head_gradient {
+        if let Some(columns) = &input.head_gradient {
             let hidden = input.hidden.clone().narrow(0, range.start, range.len());
+            let hidden = hidden.narrow(1, columns.start, columns.len());
             let grad = grad_logits.transpose().matmul(hidden);
             let grad = grad.cast(FloatDType::F32);
             self.grad_head = Some(match self.grad_head.take() {

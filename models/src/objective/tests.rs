@@ -72,10 +72,10 @@ fn the_fused_chunk_equals_the_composed_one_for_every_loss_and_vocabulary() {
                 ends: &ends,
                 vocab: &vocab,
             },
-            head_gradient: false,
+            head_gradient: None,
         };
         assert!(fused::applies(&input));
-        for loss in loss::names() {
+        for loss in Term::names() {
             let config = ObjectiveConfig {
                 losses: BTreeMap::from([(loss.to_owned(), 0.7), ("kl".to_owned(), 0.3)]),
                 temperature: 0.8,
@@ -83,12 +83,13 @@ fn the_fused_chunk_equals_the_composed_one_for_every_loss_and_vocabulary() {
             };
             let objective = Objective::new(&config).expect("known losses");
             let scale = objective.row_scale(&slots, 9.0);
+            let terms = objective.slot_terms(&input);
             let chunk = Chunk {
                 input: &input,
                 range: 1..slots.len() - 2,
                 temperature: 0.8,
-                terms: &objective.terms,
-                scale: &scale[1..slots.len() - 2],
+                terms: &terms,
+                scale: &scale,
             };
             compare(fused::evaluate(&chunk), composed::evaluate(&chunk), loss);
         }

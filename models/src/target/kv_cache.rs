@@ -131,6 +131,17 @@ impl KvCache {
         )
     }
 
+    /// All keys and values of `layer` up to the longest row, `[B, kv heads, T, D]` each; entries beyond
+    /// the length of a row are stale.
+    pub fn layer(&self, layer: usize) -> (Tensor<4>, Tensor<4>) {
+        let longest = self.lens.iter().max().copied().unwrap_or(0);
+        let cache = &self.layers[layer];
+        (
+            cache.keys.clone().narrow(2, 0, longest),
+            cache.values.clone().narrow(2, 0, longest),
+        )
+    }
+
     /// Keeps only the given rows, in the given order.
     pub fn select_rows(&mut self, rows: &[usize]) {
         let Some(first) = self.layers.first() else {

@@ -9,7 +9,7 @@
 )]
 
 mod alignment;
-mod eagle3_golden;
+mod drafter_golden;
 mod kv_cache;
 mod objective;
 mod parity;

@@ -85,7 +85,7 @@ impl Toy {
                 ends: &self.ends,
                 vocab: &self.vocab,
             },
-            head_gradient: true,
+            head_gradient: Some(0..HIDDEN),
         }
     }
 
@@ -188,6 +188,7 @@ fn plain_loss(name: &str, p: &[f64], q: &[f64], label: Option<u32>, detached_alp
         .sum();
     let tv = 1.0 - overlap(p, q);
     let lambda = (-3.0 * detached_alpha).exp();
+    let pairs = || p.iter().map(|p| p / mass).zip(q.iter().copied());
     let best = (0..p.len()).max_by(|&x, &y| p[x].total_cmp(&p[y])).unwrap();
     match name {
         "kl" => kl,
@@ -195,6 +196,16 @@ fn plain_loss(name: &str, p: &[f64], q: &[f64], label: Option<u32>, detached_alp
         "lk_hybrid" => lambda * kl + (1.0 - lambda) * tv,
         "ce" => label.map_or(0.0, |label| -q[label as usize].ln()),
         "ce_argmax" => -q[best].ln(),
+        "reverse_kl" => pairs().map(|(p, q)| q * (q / p).ln()).sum(),
+        "jsd" => {
+            let middle = |p: f64, q: f64| f64::midpoint(p, q);
+            let half =
+                |(p, q): (f64, f64)| p * (p / middle(p, q)).ln() + q * (q / middle(p, q)).ln();
+            pairs().map(half).sum::<f64>() / 2.0
+        }
+        "renyi_half" => -2.0 * pairs().map(|(p, q)| (p * q).sqrt()).sum::<f64>().ln(),
+        "l1" => 2.0 * tv,
+        "neg_log_acceptance" => -(1.0 - tv).ln(),
         other => panic!("no plain formula for {other}"),
     }
 }

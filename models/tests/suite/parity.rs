@@ -2,21 +2,21 @@
 
 use burn::tensor::{Device, FloatDType};
 use draftsmith_models::batch::{DraftBatch, TokenBatch};
-use draftsmith_models::drafter::eagle3::Eagle3Config;
-use draftsmith_models::drafter::{AnyDrafter, DrafterConfig, DrafterContext};
+use draftsmith_models::drafter::{AnyDrafter, DrafterConfig, DrafterContext, FAMILIES};
 use draftsmith_models::parity::{Rounds, replay};
 use draftsmith_models::rng::{Purpose, Stream};
-use draftsmith_models::slot::valid_slots;
+use draftsmith_models::slot::{batch_slots, valid_slots};
+use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
 
-use crate::eagle3_golden::{CASES, Case};
+use crate::drafter_golden::{CASES, Case};
 use crate::support::{row, states_of, tiny_target};
 
 /// The same f32 sums in another order: a few units of 6e-8 per step, relative to the largest logit.
 const TOLERANCE: f32 = 5e-6;
 
 /// A trained-looking drafter and a batch with states of the tiny target.
-fn drafter_and_batch(turns: &[&[u32]], ttt_steps: usize) -> (AnyDrafter, DraftBatch) {
+fn drafter_and_batch(family: &str, turns: &[&[u32]], depths: usize) -> (AnyDrafter, DraftBatch) {
     let target = tiny_target("base");
     let rows = turns.iter().enumerate().map(|(index, turns)| {
         let mut stream = Stream::new(5, Purpose::Check, index as u64);
@@ -26,12 +26,22 @@ fn drafter_and_batch(turns: &[&[u32]], ttt_steps: usize) -> (AnyDrafter, DraftBa
     let tokens = TokenBatch {
         rows: rows.collect(),
     };
-    let states = states_of(&target, &tokens, &[1, 3, 4]);
+    let layers: &[usize] = if family == "mtp" { &[] } else { &[1, 3, 4] };
+    let states = states_of(&target, &tokens, layers);
     let vocab = VocabMap::new((0..320).step_by(3).collect(), 320).unwrap();
-    let config = DrafterConfig::Eagle3(Eagle3Config {
-        ttt_steps,
-        ..Eagle3Config::default()
-    });
+    let settings = match family {
+        "eagle3" => serde_json::json!({ "ttt_steps": depths, "aux_layer_ids": [1, 3, 4] }),
+        "mtp" => serde_json::json!({ "depths": depths }),
+        "dflash" => serde_json::json!({
+            "mask_token": 7, "block_size": depths + 1, "num_layers": 2, "aux_layer_ids": [1, 3, 4],
+        }),
+        "dspark" => serde_json::json!({
+            "mask_token": 7, "block_size": depths, "num_layers": 2, "aux_layer_ids": [1, 3, 4],
+            "markov_rank": 4,
+        }),
+        other => panic!("no settings of `{other}`"),
+    };
+    let config = DrafterConfig::deserialize_family(family, settings).unwrap();
     let context = DrafterContext {
         target: target.spec(),
         ends: target.ends(),
@@ -41,19 +51,21 @@ fn drafter_and_batch(turns: &[&[u32]], ttt_steps: usize) -> (AnyDrafter, DraftBa
     (drafter, DraftBatch { tokens, states })
 }
 
-fn check(turns: &[&[u32]], ttt_steps: usize) {
-    let (drafter, batch) = drafter_and_batch(turns, ttt_steps);
+fn check(turns: &[&[u32]], depths: usize) {
     let target = tiny_target("base");
     let all: usize = turns
         .iter()
-        .map(|turns| valid_slots(turns, 0, ttt_steps).len())
+        .map(|turns| valid_slots(turns, 0, depths).len())
         .sum();
-    let every = replay(&drafter, &batch, target.ends(), Rounds::EveryAnchor);
-    assert_eq!(every.num_slots, all, "every slot is visited");
-    assert!(every.holds(TOLERANCE), "{every:?}");
-    let varying = replay(&drafter, &batch, target.ends(), Rounds::Varying);
-    assert!(varying.num_slots < all || ttt_steps == 0);
-    assert!(varying.holds(TOLERANCE), "{varying:?}");
+    for family in FAMILIES {
+        let (drafter, batch) = drafter_and_batch(family, turns, depths);
+        let every = replay(&drafter, &batch, target.ends(), Rounds::EveryAnchor);
+        assert_eq!(every.num_slots, all, "{family}: every slot is visited");
+        assert!(every.holds(TOLERANCE), "{family}: {every:?}");
+        let varying = replay(&drafter, &batch, target.ends(), Rounds::Varying);
+        assert!(varying.num_slots < all, "{family}");
+        assert!(varying.holds(TOLERANCE), "{family}: {varying:?}");
+    }
 }
 
 /// Pitfall 44: 6 tokens, 4 steps. Red under: `mask.clone()` of the later steps in `unrolled_attention`
@@ -79,12 +91,12 @@ fn rows_of_different_length_and_several_turns() {
 
 #[test]
 fn the_golden_drafters_decode_as_they_were_trained() {
-    for name in CASES {
-        let case = Case::open(name);
-        let drafter = AnyDrafter::Eagle3(case.drafter(&Device::flex()));
+    for (family, name) in CASES {
+        let case = Case::open(family, name);
+        let drafter = case.drafter(&Device::flex());
         for rounds in [Rounds::EveryAnchor, Rounds::Varying] {
             let found = replay(&drafter, &case.batch, &case.ends, rounds);
-            assert!(found.holds(TOLERANCE), "{name}: {found:?}");
+            assert!(found.holds(TOLERANCE), "{family} {name}: {found:?}");
         }
     }
 }
@@ -93,21 +105,26 @@ fn the_golden_drafters_decode_as_they_were_trained() {
 #[test]
 fn padding_and_neighbours_change_nothing() {
     let turns: [&[u32]; 2] = [&[0, 0, 1, 1, 1, 1, 1, 1, 1], &[0, 1, 1, 1]];
-    let (drafter, both) = drafter_and_batch(&turns, 3);
     let target = tiny_target("base");
-    let together = drafter.draft_slots(&both, target.ends(), FloatDType::F32);
+    for family in FAMILIES {
+        neighbours_change_nothing(family, &turns, &target);
+    }
+}
+
+fn neighbours_change_nothing(family: &str, turns: &[&[u32]], target: &TargetModel) {
+    let (drafter, both) = drafter_and_batch(family, turns, 3);
+    let slots = batch_slots(&both.tokens, 3);
+    let together = drafter.draft_slots(&both, &slots, target.ends(), FloatDType::F32);
     let tokens = TokenBatch {
         rows: vec![both.tokens.rows[1].clone()],
     };
-    let states = states_of(&target, &tokens, &[1, 3, 4]);
-    let alone = drafter.draft_slots(
-        &DraftBatch { tokens, states },
-        target.ends(),
-        FloatDType::F32,
-    );
-    let first = together.slots.iter().position(|s| s.row == 1).unwrap();
-    let rows = together.hidden.narrow(0, first, alone.slots.len());
-    let difference = (rows - alone.hidden).abs().max().into_scalar::<f32>();
+    let states = states_of(target, &tokens, &drafter.state_spec().aux_layer_ids);
+    let single = batch_slots(&tokens, 3);
+    let batch = DraftBatch { tokens, states };
+    let alone = drafter.draft_slots(&batch, &single, target.ends(), FloatDType::F32);
+    let first = slots.iter().position(|s| s.row == 1).unwrap();
+    let rows = together.narrow(0, first, single.len());
+    let difference = (rows - alone).abs().max().into_scalar::<f32>();
     // Rows are normed to magnitude about one.
     assert!(difference < TOLERANCE, "{difference}");
 }

@@ -15,7 +15,7 @@ fn refused<T: serde::de::DeserializeOwned + std::fmt::Debug>(value: Value) -> St
 fn pitfall_61_unknown_keys_and_wrong_types_are_refused() {
     assert_eq!(
         refused::<ObjectiveConfig>(json!({ "temprature": 0.5 })),
-        "unknown field `temprature`, expected one of `losses`, `slot_weight`, `normalize`, \
+        "unknown field `temprature`, expected one of `losses`, `slot_weight`, `stages`, `normalize`, \
          `temperature`, `chunk_positions`"
     );
     assert_eq!(
@@ -31,7 +31,7 @@ fn pitfall_61_unknown_keys_and_wrong_types_are_refused() {
     assert!(refused::<Eagle3Config>(json!({ "temperature": 1.0 })).contains("`temperature`"));
     assert!(refused::<ObjectiveConfig>(json!({ "ttt_steps": 3 })).contains("`ttt_steps`"));
     // A key of a later version.
-    assert!(refused::<ObjectiveConfig>(json!({ "stages": [] })).contains("`stages`"));
+    assert!(refused::<ObjectiveConfig>(json!({ "anneal": [] })).contains("`anneal`"));
 }
 
 /// Pitfall 62. Red under: `find(name).unwrap_or(&Kl)`, or a fallback arm in `deserialize_family`.
@@ -56,7 +56,8 @@ fn pitfall_62_unknown_names_are_refused_with_the_valid_ones() {
     );
     assert_eq!(
         error.hint().unwrap(),
-        "the losses are: kl, tv, lk_hybrid, ce, ce_argmax"
+        "the losses are: kl, reverse_kl, jsd, renyi_half, tv, l1, neg_log_acceptance, lk_hybrid, ce, \
+         ce_argmax, expected_length, round_count"
     );
     assert_eq!(
         refused::<ObjectiveConfig>(json!({ "normalize": "mean" })),
@@ -64,7 +65,7 @@ fn pitfall_62_unknown_names_are_refused_with_the_valid_ones() {
     );
     assert_eq!(
         refused::<ObjectiveConfig>(json!({ "slot_weight": { "decay": 0.8 } })),
-        "unknown variant `decay`, expected one of `uniform`, `step_decay`, `exp_decay`"
+        "unknown variant `decay`, expected one of `uniform`, `step_decay`, `exp_decay`, `dpace`"
     );
     assert_eq!(
         refused::<Eagle3Config>(json!({ "head": "shared" })),

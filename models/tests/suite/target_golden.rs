@@ -2,10 +2,8 @@
 
 use burn::tensor::{Device, Int, Tensor};
 use draftsmith_models::batch::{DraftBatch, TokenBatch};
-use draftsmith_models::drafter::eagle3::{
-    Eagle3, Eagle3Config, check_aux_layer_ids, default_aux_layer_ids,
-};
-use draftsmith_models::drafter::{Drafter, DrafterContext};
+use draftsmith_models::drafter::eagle3::{Eagle3, Eagle3Config};
+use draftsmith_models::drafter::{Drafter, DrafterContext, aux_layers};
 use draftsmith_models::layers::rope::{RopeScaling, RopeSpec, RopeTable};
 use draftsmith_models::objective::{Objective, ObjectiveInput, Teacher};
 use draftsmith_models::slot::valid_slots;
@@ -171,29 +169,34 @@ fn pitfall_31_captured_states_are_the_outputs_of_the_named_blocks() {
     }
 }
 
-/// Pitfall 33. Red under: `num_layers < 7` replaced by `num_layers < 4`.
+/// Pitfall 33. Red under: `num_layers >= 7` replaced by `num_layers >= 4`.
 #[test]
 fn pitfall_33_shallow_targets_ask_for_explicit_layers() {
     for num_layers in [1, 2, 4, 5, 6] {
-        let message = default_aux_layer_ids(num_layers).unwrap_err().to_string();
+        assert_eq!(aux_layers::low_middle_high(num_layers), None);
+        let message = aux_layers::choose("eagle3", None, None, num_layers);
+        let message = message.unwrap_err().to_string();
         assert_eq!(
             message,
             format!(
-                "the default captured layers [1, N/2 - 1, N - 4] are not three distinct layers for \
-                 a target of {num_layers} layers"
+                "a target of {num_layers} layers is too shallow for the layers that `eagle3` reads by \
+                 default"
             )
         );
     }
     for num_layers in 7..=100 {
-        let ids = default_aux_layer_ids(num_layers).unwrap();
+        let ids = aux_layers::low_middle_high(num_layers).unwrap();
         assert_eq!(ids, [1, num_layers / 2 - 1, num_layers - 4]);
-        check_aux_layer_ids(&ids, num_layers).unwrap();
+        aux_layers::check("eagle3", &ids, num_layers).unwrap();
+        if let Some(ids) = aux_layers::evenly_spread(num_layers, 5) {
+            aux_layers::check("dflash", &ids, num_layers).unwrap();
+        }
     }
-    check_aux_layer_ids(&[0], 1).unwrap();
-    check_aux_layer_ids(&[0, 1, 3], 4).unwrap();
+    aux_layers::check("eagle3", &[0], 1).unwrap();
+    aux_layers::check("eagle3", &[0, 1, 3], 4).unwrap();
     let refused: [&[usize]; 4] = [&[], &[1, 1, 2], &[2, 1, 3], &[1, 2, 4]];
     for ids in refused {
-        let message = check_aux_layer_ids(ids, 4).unwrap_err().to_string();
+        let message = aux_layers::check("eagle3", ids, 4).unwrap_err().to_string();
         assert!(
             message.contains("expected strictly increasing ids below 4"),
             "{message}"
@@ -222,7 +225,7 @@ fn pitfall_34_the_teacher_is_the_targets_next_token_distribution() {
             ends: target.ends(),
             vocab: &vocab,
         },
-        head_gradient: false,
+        head_gradient: None,
     };
     let scores = Objective::score(&input, 1.0, 4);
     let logits = golden.floats("logits.0");

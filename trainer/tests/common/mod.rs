@@ -79,6 +79,17 @@ impl World {
         }
     }
 
+    /// The same world with a drafter of `family` and three depths.
+    pub fn with_family(mut self, family: &str, mut settings: serde_json::Value) -> Self {
+        settings["mask_token"] = json!(31);
+        settings["aux_layer_ids"] = json!([0, 1]);
+        settings["num_layers"] = json!(2);
+        self.card.drafter = DrafterConfig::deserialize_family(family, settings).unwrap();
+        let spec = self.card.drafter.check(self.target.spec()).unwrap();
+        self.card.aux_layer_ids = spec.aux_layer_ids;
+        self
+    }
+
     pub fn drafter(&self) -> AnyDrafter {
         let context = DrafterContext {
             target: self.target.spec(),

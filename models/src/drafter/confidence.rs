@@ -1,0 +1,24 @@
+//! [`Confidence`]: what a drafter says about its own drafts, and how it is taught.
+
+use burn::tensor::{Tensor, activation};
+
+/// How likely drafts are accepted, in a drafter's own view.
+#[derive(Clone, Debug)]
+pub struct Confidence {
+    /// Logits of the acceptance probability, `[N]`; part of the gradient graph.
+    pub logits: Tensor<1>,
+    /// Weight of its loss beside the losses of the objective.
+    pub weight: f64,
+}
+
+impl Confidence {
+    /// A scalar `[1]` whose gradient is that of `weight * sum(scale * BCE(sigmoid(c), alpha))`, with the overlap
+    /// `alpha` of each slot as the label: `weight * scale * (sigmoid(c) - alpha)` (DSpark, 2607.05147).
+    pub fn surrogate(self, alpha: &[f32], scale: &[f32]) -> Tensor<1> {
+        let logits = self.logits.clone().inner();
+        let device = logits.device();
+        let error = activation::sigmoid(logits) - Tensor::from_floats(alpha, &device);
+        let gradient = error * Tensor::from_floats(scale, &device);
+        (self.logits * gradient.mul_scalar(self.weight).autodiff()).sum()
+    }
+}

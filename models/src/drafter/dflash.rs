@@ -1,0 +1,449 @@
+//! DFlash (2602.06036): a block of masked positions, filled in one pass by a few decoder layers that
+//! see the target's states as keys and values of their own.
+//!
+//! The block opened at anchor `a` is `[x_a, mask, mask, ..]` at positions `a, a+1, ..`. In every layer
+//! its tokens attend to the context `RMSNorm(fc(aux states))` of positions `j < a`, projected by the
+//! layer's own keys and values, and to each other in both directions; never to another block. Slot
+//! (anchor `a`, depth `d`) is block position `d + 1` where the anchor is the bonus token, and `d` where
+//! the anchor predicts.
+
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+use super::block_plan::{BlockPlan, passes};
+use super::decoder_layer::{DecoderLayer, LayerShape, LayerWeights};
+use super::token::{MaskToken, check_mask_token};
+use super::{
+    AnchorDraw, Committed, DraftState, Drafter, DrafterContext, TrainedHead, aux_layers, params,
+    rope_table,
+};
+use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
+use crate::error::ModelError;
+use crate::layers::attention::HeadShape;
+use crate::layers::blocks::{BlockStates, block_attention, context_mask};
+use crate::layers::follow;
+use crate::layers::linear::linear;
+use crate::layers::norm::rms_norm;
+use crate::layers::rope::{RopeAngles, RopeTable};
+use crate::slot::{Slot, batch_slots};
+use crate::target::forward::positions;
+use crate::target::kv_cache::CacheShape;
+use crate::target::{KvCache, TargetEnds, TargetSpec};
+use crate::weights::{NamedTensor, WeightFolder};
+
+/// Name of the family.
+const FAMILY: &str = "dflash";
+/// Number of captured blocks when none are named, as published.
+const NUM_AUX_LAYERS: usize = 5;
+
+/// `[drafter.dflash]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DflashConfig {
+    /// A reserved token that the template never writes; it fills the block behind the anchor.
+    pub mask_token: MaskToken,
+    /// Captured blocks, zero-based index of the block whose output is taken; unset means five blocks
+    /// spread evenly from the second to the third-last (the published rule).
+    #[serde(default)]
+    pub aux_layer_ids: Option<Vec<usize>>,
+    /// Decoder layers.
+    #[serde(default = "default_num_layers")]
+    pub num_layers: usize,
+    /// Tokens of a block, the anchor included.
+    #[serde(default = "default_block_size")]
+    pub block_size: usize,
+    /// Which block position predicts which token.
+    #[serde(default)]
+    pub layout: BlockLayout,
+    /// Blocks trained for each row and step, drawn without replacement; shorter rows train all of theirs.
+    #[serde(default = "default_anchors_per_row")]
+    pub anchors_per_row: usize,
+    /// Blocks computed together, over all rows of a micro-batch; bounds memory.
+    #[serde(default = "default_blocks_per_pass")]
+    pub blocks_per_pass: usize,
+    /// Width of the gated MLP; unset means the target's.
+    #[serde(default)]
+    pub intermediate_size: Option<usize>,
+}
+
+const fn default_num_layers() -> usize {
+    5
+}
+
+const fn default_block_size() -> usize {
+    8
+}
+
+const fn default_anchors_per_row() -> usize {
+    512
+}
+
+const fn default_blocks_per_pass() -> usize {
+    512
+}
+
+/// The two label layouts in use; a checkpoint of one read as the other accepts nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BlockLayout {
+    /// Block position `k >= 1` predicts `x_{a+k}`, position 0 nothing: `block_size - 1` drafts.
+    #[default]
+    AnchorAsBonus,
+    /// Block position `k >= 0` predicts `x_{a+k+1}`: `block_size` drafts.
+    AnchorPredicts,
+}
+
+impl BlockLayout {
+    /// Block position of depth 0.
+    fn first(self) -> usize {
+        match self {
+            Self::AnchorAsBonus => 1,
+            Self::AnchorPredicts => 0,
+        }
+    }
+}
+
+/// The drafter. Field names are the names in `drafter.safetensors`.
+#[derive(Module, Debug)]
+pub struct Dflash {
+    /// Fuses the captured states, `[H, K*H]`.
+    pub fc: Param<Tensor<2>>,
+    /// Norm of the fused states, `[H]`.
+    pub context_norm: Param<Tensor<1>>,
+    /// The decoder layers.
+    pub layers: Vec<DecoderLayer>,
+    /// Norm in front of the head, `[H]`.
+    pub norm: Param<Tensor<1>>,
+    /// The target's head rows of the draft vocabulary, `[V_draft, H]`; frozen.
+    pub head: Param<Tensor<2>>,
+    #[module(skip)]
+    shape: DflashShape,
+    #[module(skip)]
+    rope: RopeTable,
+}
+
+/// Constants of a built drafter.
+#[derive(Clone, Debug)]
+struct DflashShape {
+    heads: HeadShape,
+    aux_layer_ids: Vec<usize>,
+    mask_id: u32,
+    block_size: usize,
+    layout: BlockLayout,
+    anchors_per_row: usize,
+    blocks_per_pass: usize,
+    eps: f64,
+}
+
+impl DflashShape {
+    fn num_depths(&self) -> usize {
+        self.block_size - self.layout.first()
+    }
+}
+
+impl Drafter for Dflash {
+    type Config = DflashConfig;
+
+    fn mask_token(config: &mut DflashConfig) -> Option<&mut MaskToken> {
+        Some(&mut config.mask_token)
+    }
+
+    fn draws_anchors(_config: &DflashConfig) -> bool {
+        true
+    }
+
+    fn check(config: &DflashConfig, target: &TargetSpec) -> Result<StateSpec, ModelError> {
+        check_mask_token(FAMILY, &config.mask_token, target)?;
+        let at_least = |name: &str, value: usize, least: usize| {
+            if value >= least {
+                return Ok(());
+            }
+            Err(ModelError::setting(
+                format!("`drafter.{FAMILY}.{name}` is {value}, expected at least {least}"),
+                "see `configs/smollm2-dflash.toml` for usual values",
+            ))
+        };
+        at_least("num_layers", config.num_layers, 1)?;
+        at_least("block_size", config.block_size, 2)?;
+        at_least("anchors_per_row", config.anchors_per_row, 1)?;
+        at_least("blocks_per_pass", config.blocks_per_pass, 1)?;
+        let num_layers = target.num_layers;
+        let default = aux_layers::evenly_spread(num_layers, NUM_AUX_LAYERS);
+        let explicit = config.aux_layer_ids.as_ref();
+        Ok(StateSpec {
+            aux_layer_ids: aux_layers::choose(FAMILY, explicit, default, num_layers)?,
+        })
+    }
+
+    fn init(
+        config: &DflashConfig,
+        context: DrafterContext<'_>,
+        seed: u64,
+        device: &Device,
+    ) -> Result<Self, ModelError> {
+        let target = context.target;
+        let aux_layer_ids = Self::check(config, target)?.aux_layer_ids;
+        let hidden = target.hidden_size;
+        let layer = LayerShape {
+            heads: target.heads(),
+            hidden_size: hidden,
+            intermediate_size: config.intermediate_size.unwrap_or(target.intermediate_size),
+            qk_norm: true, // every engine builds these layers as Qwen3 blocks
+        };
+        let fc = [hidden, aux_layer_ids.len() * hidden];
+        let layers = (0..config.num_layers)
+            .map(|index| DecoderLayer::init(&format!("layers.{index}"), layer, seed, device));
+        Ok(Self {
+            fc: params::random_matrix("fc", fc, seed, device),
+            context_norm: params::unit_gain("context_norm", hidden, device),
+            layers: layers.collect(),
+            norm: params::unit_gain("norm", hidden, device),
+            head: params::named("head", context.head_rows(device)).set_require_grad(false),
+            shape: DflashShape {
+                heads: layer.heads,
+                aux_layer_ids,
+                mask_id: config.mask_token.id(FAMILY)?,
+                block_size: config.block_size,
+                layout: config.layout,
+                anchors_per_row: config.anchors_per_row,
+                blocks_per_pass: config.blocks_per_pass,
+                eps: target.rms_norm_eps,
+            },
+            rope: rope_table(target, config.block_size, device),
+        })
+    }
+
+    fn state_spec(&self) -> StateSpec {
+        StateSpec {
+            aux_layer_ids: self.shape.aux_layer_ids.clone(),
+        }
+    }
+
+    fn num_depths(&self) -> usize {
+        self.shape.num_depths()
+    }
+
+    fn max_depths(&self) -> Option<usize> {
+        Some(self.shape.num_depths())
+    }
+
+    fn training_slots(&self, tokens: &TokenBatch, draw: AnchorDraw) -> Vec<Slot> {
+        let drawn = draw.anchors(tokens, self.shape.anchors_per_row);
+        let mut slots = batch_slots(tokens, self.num_depths());
+        slots.retain(|slot| drawn[slot.row].binary_search(&slot.anchor).is_ok());
+        slots
+    }
+
+    fn passes(&self, slots: Vec<Slot>) -> Vec<Vec<Slot>> {
+        passes(slots, self.shape.blocks_per_pass)
+    }
+
+    fn draft_slots(
+        &self,
+        batch: &DraftBatch,
+        slots: &[Slot],
+        ends: &TargetEnds,
+        compute: FloatDType,
+    ) -> Tensor<2> {
+        let device = self.fc.val().device();
+        let plan = BlockPlan::new(slots);
+        let outputs = self.blocks(batch, &plan, ends, compute); // [B * A, n, H]
+        let [_, size, width] = outputs.dims();
+        let first = self.shape.layout.first();
+        let place = |slot: &Slot| plan.block_of(slot) * size + first + slot.depth;
+        outputs
+            .reshape([-1, width as i32])
+            .select(0, index_tensor(slots.iter().map(place), &device))
+    }
+
+    fn head(&self) -> Tensor<2> {
+        self.head.val().inner()
+    }
+
+    fn trained_head(&self) -> Option<TrainedHead> {
+        None
+    }
+
+    fn vocabulary_params(&self) -> Vec<ParamId> {
+        vec![self.head.id]
+    }
+
+    fn open(&self, num_rows: usize, capacity: usize) -> DraftState {
+        let shape = CacheShape {
+            num_layers: self.layers.len(),
+            heads: self.shape.heads,
+            num_rows,
+            capacity,
+        };
+        DraftState::new(KvCache::new(
+            shape,
+            FloatDType::F32,
+            &self.fc.val().device(),
+        ))
+    }
+
+    fn observe(&self, state: &mut DraftState, committed: Committed, _ends: &TargetEnds) {
+        let len = committed.aux.dims()[1];
+        let starts = state.observed.clone();
+        let angles = self
+            .rope
+            .at(positions(&starts, len, &committed.aux.device()));
+        let context = self.context(committed.aux.clone().cast(FloatDType::F32), FloatDType::F32);
+        for (index, layer) in self.layer_weights(FloatDType::F32).iter().enumerate() {
+            let (keys, values) = context_states(layer, &context, &angles);
+            state.cache.append(index, keys, values);
+        }
+        for (row, &new) in committed.lens.iter().enumerate() {
+            state.cache.advance(row, new);
+        }
+        state.commit(&committed);
+    }
+
+    fn next_logits(
+        &self,
+        state: &mut DraftState,
+        previous: Option<&[u32]>,
+        ends: &TargetEnds,
+    ) -> Tensor<2> {
+        let output = self.next_output(state, previous.is_some(), ends);
+        output.matmul(self.head.val().transpose())
+    }
+
+    fn to_tensors(&self) -> Vec<NamedTensor> {
+        params::to_tensors(self)
+    }
+
+    fn load_tensors(self, weights: &WeightFolder) -> Result<Self, ModelError> {
+        params::load_tensors(self, weights)
+    }
+}
+
+impl Dflash {
+    /// Output rows `[B, H]` of the first depth, for which the whole block is drafted, or of the next one.
+    pub(super) fn next_output(
+        &self,
+        state: &mut DraftState,
+        is_later: bool,
+        ends: &TargetEnds,
+    ) -> Tensor<2> {
+        if !is_later {
+            state.outputs = Some(self.draft_block(state, ends));
+        }
+        state.next_output(is_later)
+    }
+
+    fn layer_weights(&self, compute: FloatDType) -> Vec<LayerWeights> {
+        let shape = &self.shape;
+        let weights = |layer: &DecoderLayer| layer.weights(shape.heads, shape.eps, compute);
+        self.layers.iter().map(weights).collect()
+    }
+
+    /// Context `[B, S, H]` of captured states `[B, S, K*H]`.
+    fn context(&self, aux: Tensor<3>, compute: FloatDType) -> Tensor<3> {
+        let fused = linear(aux, self.fc.val().cast(compute));
+        rms_norm(fused, self.context_norm.val(), self.shape.eps)
+    }
+
+    /// Outputs in front of the head of all blocks of a plan, `[B * A, n, H]`, in f32.
+    fn blocks(
+        &self,
+        batch: &DraftBatch,
+        plan: &BlockPlan,
+        ends: &TargetEnds,
+        compute: FloatDType,
+    ) -> Tensor<3> {
+        let device = self.fc.val().device();
+        let inner = device.clone().inner();
+        let (num_rows, len) = (plan.rows.len(), plan.context_len());
+        let size = self.shape.block_size;
+        let input = |x: Tensor<3>| follow(&device, x).cast(compute);
+        let rows = index_tensor(plan.rows.iter().copied(), &inner);
+        let aux = batch.states.aux.clone().select(0, rows).narrow(1, 0, len);
+        let context = self.context(input(aux), compute);
+        let context_angles = self.rope.at(positions(&vec![0; num_rows], len, &inner));
+        let context_angles = context_angles.follow(&device);
+        let block_angles = self.rope.at(positions(&plan.starts(), size, &inner));
+        let mask = context_mask(&plan.anchors, size, len, None, &inner);
+        let ids = plan.anchor_ids(|row| &batch.tokens.rows[row].ids);
+        let ids = self.block_ids(ids, &inner);
+        let pass = BlockPass {
+            heads: self.shape.heads,
+            angles: block_angles.follow(&device),
+            mask: follow(&device, mask),
+        };
+        let mut hidden = input(ends.embed(ids));
+        for layer in self.layer_weights(compute) {
+            let states = context_states(&layer, &context, &context_angles);
+            hidden = pass.layer(&layer, hidden, states);
+        }
+        rms_norm(hidden, self.norm.val(), self.shape.eps).cast(FloatDType::F32)
+    }
+
+    /// Token ids `[blocks, n]`: the anchors, each followed by masks.
+    fn block_ids(&self, anchors: Vec<u32>, device: &Device) -> Tensor<2, Int> {
+        let size = self.shape.block_size;
+        let shape = [anchors.len(), size];
+        let mut ids = vec![self.shape.mask_id as i32; anchors.len() * size];
+        for (block, anchor) in ids.chunks_exact_mut(size).zip(anchors) {
+            block[0] = anchor as i32;
+        }
+        Tensor::from_data(TensorData::new(ids, shape), device)
+    }
+
+    /// Output rows of the block behind the committed tokens, in order of depth, `[B, depths, H]`.
+    fn draft_block(&self, state: &DraftState, ends: &TargetEnds) -> Tensor<3> {
+        let device = self.fc.val().device();
+        let size = self.shape.block_size;
+        let longest = state.observed.iter().max().copied().unwrap_or(0);
+        let anchors: Vec<Vec<usize>> = state.observed.iter().map(|&anchor| vec![anchor]).collect();
+        let pass = BlockPass {
+            heads: self.shape.heads,
+            angles: self.rope.at(positions(&state.observed, size, &device)),
+            mask: context_mask(&anchors, size, longest, None, &device),
+        };
+        let ids = self.block_ids(state.anchors.clone(), &device);
+        let mut hidden = ends.embed(ids).cast(FloatDType::F32);
+        for (index, layer) in self.layer_weights(FloatDType::F32).iter().enumerate() {
+            hidden = pass.layer(layer, hidden, state.cache.layer(index));
+        }
+        let first = self.shape.layout.first();
+        rms_norm(hidden, self.norm.val(), self.shape.eps).narrow(1, first, size - first)
+    }
+}
+
+/// Keys and values that a layer makes of the context `[B, S, H]`: `[B, kv heads, S, D]` each.
+fn context_states(
+    layer: &LayerWeights,
+    context: &Tensor<3>,
+    angles: &RopeAngles,
+) -> (Tensor<4>, Tensor<4>) {
+    let keys = angles.rotate(layer.keys(context.clone()));
+    (keys, layer.values(context.clone()))
+}
+
+/// What all layers of one pass over blocks share.
+struct BlockPass {
+    heads: HeadShape,
+    angles: RopeAngles,
+    mask: Tensor<4>,
+}
+
+impl BlockPass {
+    /// One layer over blocks `[B * A, n, H]`.
+    fn layer(
+        &self,
+        layer: &LayerWeights,
+        hidden: Tensor<3>,
+        context: (Tensor<4>, Tensor<4>),
+    ) -> Tensor<3> {
+        let x = layer.normed(hidden.clone());
+        let block = BlockStates {
+            q: self.angles.rotate(layer.queries(x.clone())),
+            k: self.angles.rotate(layer.keys(x.clone())),
+            v: layer.values(x),
+        };
+        let mixed = block_attention(self.heads, block, context, &self.mask);
+        layer.finish(hidden, mixed)
+    }
+}

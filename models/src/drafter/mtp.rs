@@ -1,0 +1,362 @@
+//! MTP: a recursive multi-token-prediction head (DeepSeek-V3, 2412.19437, as one shared module that is
+//! unrolled, FastMTP 2509.18362), one block of the target's shape over its final state.
+//!
+//! Slot (anchor `a`, depth `d`) is row `t = a - 1`, step `d`: it reads token `x_{a+d}` and the target's
+//! normed final state of `t` at step 0, its own normed output of the same row at later steps. Attention
+//! is that of EAGLE-3: the step-0 keys of rows `<= t` and the same row's keys of steps `1 ..= d`; the
+//! rotary position is `t + d`. Training so computes what step-by-step decoding computes.
+
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+use super::decoder_layer::{DecoderLayer, LayerShape, LayerWeights};
+use super::{
+    AnchorDraw, Committed, DraftState, Drafter, DrafterContext, TrainedHead, last_rows, params,
+    rope_table,
+};
+use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
+use crate::error::ModelError;
+use crate::layers::attention::{Causal, HeadShape, attend};
+use crate::layers::follow;
+use crate::layers::linear::linear;
+use crate::layers::norm::rms_norm;
+use crate::layers::rope::{RopeAngles, RopeTable};
+use crate::layers::unrolled::unrolled_attention;
+use crate::slot::{Slot, batch_slots};
+use crate::target::forward::positions;
+use crate::target::kv_cache::CacheShape;
+use crate::target::{KvCache, TargetEnds, TargetSpec};
+use crate::weights::{NamedTensor, WeightFolder};
+
+/// `[drafter.mtp]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MtpConfig {
+    /// Depths the head is unrolled over in training, K.
+    pub depths: usize,
+    /// Order of the two halves of the input projection.
+    pub half_order: HalfOrder,
+    /// Whether the embedding at position 0 is replaced by zeros, as vLLM does for most of these heads.
+    pub zero_first_embedding: bool,
+}
+
+impl Default for MtpConfig {
+    fn default() -> Self {
+        Self {
+            depths: 3,
+            half_order: HalfOrder::HiddenFirst,
+            zero_first_embedding: true,
+        }
+    }
+}
+
+/// Order of state and embedding in front of the input projection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HalfOrder {
+    /// `[norm(h); norm(e)]`, as MiMo.
+    HiddenFirst,
+    /// `[norm(e); norm(h)]`, as DeepSeek and Qwen.
+    EmbeddingFirst,
+}
+
+/// The drafter. Field names are the names in `drafter.safetensors`.
+#[derive(Module, Debug)]
+pub struct Mtp {
+    /// Norm of the token embedding, `[H]`.
+    pub embed_norm: Param<Tensor<1>>,
+    /// Norm of the recurrent state, `[H]`.
+    pub hidden_norm: Param<Tensor<1>>,
+    /// Joins both, `[H, 2H]`.
+    pub input_proj: Param<Tensor<2>>,
+    /// The block, of the target's shape.
+    pub layer: DecoderLayer,
+    /// Norm in front of the head and of the recurrence, `[H]`.
+    pub norm: Param<Tensor<1>>,
+    /// The target's head rows of the draft vocabulary, `[V_draft, H]`; frozen.
+    pub head: Param<Tensor<2>>,
+    #[module(skip)]
+    shape: MtpShape,
+    #[module(skip)]
+    rope: RopeTable,
+}
+
+/// Constants of a built drafter.
+#[derive(Clone, Debug)]
+struct MtpShape {
+    heads: HeadShape,
+    num_steps: usize,
+    half_order: HalfOrder,
+    zero_first_embedding: bool,
+    eps: f64,
+}
+
+impl Drafter for Mtp {
+    type Config = MtpConfig;
+
+    fn check(config: &MtpConfig, target: &TargetSpec) -> Result<StateSpec, ModelError> {
+        if config.depths == 0 {
+            return Err(ModelError::setting(
+                "`drafter.mtp.depths` is 0, expected at least 1",
+                "3 is the usual value",
+            ));
+        }
+        if target.qkv_bias {
+            return Err(ModelError::setting(
+                "`drafter.mtp` builds a block of the target's shape, and this target has biases on q, k and v",
+                "use `drafter.eagle3` or `drafter.dflash` for this target",
+            ));
+        }
+        Ok(StateSpec {
+            aux_layer_ids: Vec::new(),
+        })
+    }
+
+    fn init(
+        config: &MtpConfig,
+        context: DrafterContext<'_>,
+        seed: u64,
+        device: &Device,
+    ) -> Result<Self, ModelError> {
+        let target = context.target;
+        Self::check(config, target)?;
+        let hidden = target.hidden_size;
+        let shape = LayerShape {
+            heads: target.heads(),
+            hidden_size: hidden,
+            intermediate_size: target.intermediate_size,
+            qk_norm: target.qk_norm,
+        };
+        let gain = |name: &str| params::unit_gain(name, hidden, device);
+        Ok(Self {
+            embed_norm: gain("embed_norm"),
+            hidden_norm: gain("hidden_norm"),
+            input_proj: params::random_matrix("input_proj", [hidden, 2 * hidden], seed, device),
+            layer: DecoderLayer::init("layer", shape, seed, device),
+            norm: gain("norm"),
+            head: params::named("head", context.head_rows(device)).set_require_grad(false),
+            shape: MtpShape {
+                heads: shape.heads,
+                num_steps: config.depths,
+                half_order: config.half_order,
+                zero_first_embedding: config.zero_first_embedding,
+                eps: target.rms_norm_eps,
+            },
+            rope: rope_table(target, config.depths, device),
+        })
+    }
+
+    fn state_spec(&self) -> StateSpec {
+        StateSpec {
+            aux_layer_ids: Vec::new(),
+        }
+    }
+
+    fn num_depths(&self) -> usize {
+        self.shape.num_steps
+    }
+
+    fn training_slots(&self, tokens: &TokenBatch, _draw: AnchorDraw) -> Vec<Slot> {
+        batch_slots(tokens, self.shape.num_steps)
+    }
+
+    fn draft_slots(
+        &self,
+        batch: &DraftBatch,
+        slots: &[Slot],
+        ends: &TargetEnds,
+        compute: FloatDType,
+    ) -> Tensor<2> {
+        let (num_rows, len) = (batch.tokens.num_rows(), batch.tokens.padded_len());
+        let outputs = self.unroll(batch, ends, compute);
+        let outputs = outputs.into_iter().map(|step| step.flatten::<2>(0, 1));
+        let place = |slot: &Slot| (slot.depth * num_rows + slot.row) * len + slot.anchor - 1;
+        let places = index_tensor(slots.iter().map(place), &self.norm.val().device());
+        Tensor::cat(outputs.collect(), 0).select(0, places)
+    }
+
+    fn head(&self) -> Tensor<2> {
+        self.head.val().inner()
+    }
+
+    fn trained_head(&self) -> Option<TrainedHead> {
+        None
+    }
+
+    fn vocabulary_params(&self) -> Vec<ParamId> {
+        vec![self.head.id]
+    }
+
+    fn open(&self, num_rows: usize, capacity: usize) -> DraftState {
+        let shape = CacheShape {
+            num_layers: 1,
+            heads: self.shape.heads,
+            num_rows,
+            capacity,
+        };
+        let device = self.norm.val().device();
+        DraftState::new(KvCache::new(shape, FloatDType::F32, &device))
+    }
+
+    fn observe(&self, state: &mut DraftState, committed: Committed, ends: &TargetEnds) {
+        state.roll_back();
+        let [num_rows, len, hidden] = committed.final_hidden.dims();
+        let normed = ends
+            .normed(committed.final_hidden.clone().flatten(0, 1))
+            .reshape([num_rows, len, hidden]);
+        let embedded = ends.embed(committed.next_ids.clone()).cast(FloatDType::F32);
+        let embedded = embedded * self.embedding_scale(&state.observed, len);
+        let outputs = self.decode(&mut state.cache, embedded, normed, &committed.lens);
+        state.outputs = Some(last_rows(outputs, &committed.lens));
+        state.commit(&committed);
+    }
+
+    fn next_logits(
+        &self,
+        state: &mut DraftState,
+        previous: Option<&[u32]>,
+        ends: &TargetEnds,
+    ) -> Tensor<2> {
+        if let (Some(tokens), Some(feedback)) = (previous, state.outputs.clone()) {
+            let ids = index_tensor(tokens.iter().map(|&id| id as usize), &feedback.device());
+            let embedded = ends.embed(ids.unsqueeze_dim(1)).cast(FloatDType::F32);
+            let lens = vec![1; tokens.len()];
+            state.outputs = Some(self.decode(&mut state.cache, embedded, feedback, &lens));
+        }
+        state.output().matmul(self.head.val().transpose())
+    }
+
+    fn to_tensors(&self) -> Vec<NamedTensor> {
+        params::to_tensors(self)
+    }
+
+    fn load_tensors(self, weights: &WeightFolder) -> Result<Self, ModelError> {
+        params::load_tensors(self, weights)
+    }
+}
+
+impl Mtp {
+    /// Outputs after the head's own final norm for every step, `[B, S, H]` each, in f32.
+    ///
+    /// Row `t` of step `s` is meaningful where token `x_{t+1+s}` exists, as for EAGLE-3.
+    pub fn unroll(
+        &self,
+        batch: &DraftBatch,
+        ends: &TargetEnds,
+        compute: FloatDType,
+    ) -> Vec<Tensor<3>> {
+        let device = self.norm.val().device();
+        let inner = device.clone().inner();
+        let [num_rows, len, width] = batch.states.final_hidden.dims();
+        let input = |x: Tensor<3>| follow(&device, x).cast(compute);
+        let causal = Causal::new(&vec![0; num_rows], len, len);
+        let final_hidden = batch.states.final_hidden.clone().flatten(0, 1);
+        let mut hidden = input(ends.normed(final_hidden).reshape([num_rows, len, width]));
+        let weights = self.weights(compute);
+        let mut outputs = Vec::with_capacity(self.shape.num_steps);
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for step in 0..self.shape.num_steps {
+            let embedded = ends.embed(batch.tokens.shifted_ids(step + 1, &inner));
+            let starts = vec![step; num_rows];
+            let embedded = embedded.cast(FloatDType::F32) * self.embedding_scale(&starts, len);
+            let angles = self.rope.at(positions(&starts, len, &inner));
+            let joined = self.join(&weights, input(embedded), hidden);
+            let projected = project(&weights.layer, joined.clone(), &angles.follow(&device));
+            keys.push(projected.k);
+            values.push(projected.v);
+            let mixed = unrolled_attention(self.shape.heads, projected.q, &keys, &values, &causal);
+            hidden = self.finish(&weights, joined, mixed);
+            outputs.push(hidden.clone().cast(FloatDType::F32));
+        }
+        outputs
+    }
+
+    fn weights(&self, compute: FloatDType) -> Weights {
+        let MtpShape { heads, eps, .. } = self.shape;
+        Weights {
+            input_proj: self.input_proj.val().cast(compute),
+            layer: self.layer.weights(heads, eps, compute),
+        }
+    }
+
+    /// 1 for every embedding, 0 for that of position 0 where it is left out, `[B, S, 1]`.
+    fn embedding_scale(&self, starts: &[usize], len: usize) -> Tensor<3> {
+        let scale = |position: usize| {
+            if position == 0 && self.shape.zero_first_embedding {
+                0.0_f32
+            } else {
+                1.0
+            }
+        };
+        let values: Vec<f32> = starts
+            .iter()
+            .flat_map(|&start| (start..start + len).map(scale))
+            .collect();
+        let device = self.norm.val().device().inner();
+        Tensor::from_data(TensorData::new(values, [starts.len(), len, 1]), &device)
+    }
+
+    /// The block's input `[B, S, H]` from embeddings and recurrent states.
+    fn join(&self, weights: &Weights, embedded: Tensor<3>, hidden: Tensor<3>) -> Tensor<3> {
+        let eps = self.shape.eps;
+        let embedded = rms_norm(embedded, self.embed_norm.val(), eps);
+        let hidden = rms_norm(hidden, self.hidden_norm.val(), eps);
+        let halves = match self.shape.half_order {
+            HalfOrder::HiddenFirst => vec![hidden, embedded],
+            HalfOrder::EmbeddingFirst => vec![embedded, hidden],
+        };
+        linear(Tensor::cat(halves, 2), weights.input_proj.clone())
+    }
+
+    fn finish(&self, weights: &Weights, joined: Tensor<3>, mixed: Tensor<4>) -> Tensor<3> {
+        let hidden = weights.layer.finish(joined, mixed);
+        rms_norm(hidden, self.norm.val(), self.shape.eps)
+    }
+
+    /// One cached pass over `[B, M, H]`; returns the outputs after the final norm.
+    fn decode(
+        &self,
+        cache: &mut KvCache,
+        embedded: Tensor<3>,
+        hidden: Tensor<3>,
+        lens: &[usize],
+    ) -> Tensor<3> {
+        let weights = self.weights(FloatDType::F32);
+        let len = embedded.dims()[1];
+        let starts = cache.lens().to_vec();
+        let angles = self.rope.at(positions(&starts, len, &embedded.device()));
+        let joined = self.join(&weights, embedded, hidden);
+        let projected = project(&weights.layer, joined.clone(), &angles);
+        let num_keys = starts.iter().max().copied().unwrap_or(0) + len;
+        let causal = Causal::new(&starts, len, num_keys);
+        let (keys, values) = cache.append(0, projected.k, projected.v);
+        let mixed = attend(self.shape.heads, projected.q, keys, values, &causal);
+        for (row, &new) in lens.iter().enumerate() {
+            cache.advance(row, new);
+        }
+        self.finish(&weights, joined, mixed)
+    }
+}
+
+/// The weights in the compute type, for one pass.
+struct Weights {
+    input_proj: Tensor<2>,
+    layer: LayerWeights,
+}
+
+/// Queries, keys and values of one call, `[B, heads, S, D]`.
+struct Projected {
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+}
+
+fn project(layer: &LayerWeights, joined: Tensor<3>, angles: &RopeAngles) -> Projected {
+    let x = layer.normed(joined);
+    Projected {
+        q: angles.rotate(layer.queries(x.clone())),
+        k: angles.rotate(layer.keys(x.clone())),
+        v: layer.values(x),
+    }
+}
