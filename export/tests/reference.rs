@@ -220,6 +220,7 @@ fn the_reference_agrees_with_all_norms_and_larger_heads_too() {
             norm_output: true,
             ..Eagle3Config::default()
         },
+        other: None,
         draft_ids: None,
     }));
 }

@@ -161,3 +161,46 @@ fn marks_of_another_length_are_refused_online() {
         "row `row-0` has 34 token ids, 33 marks and 34 states"
     );
 }
+
+/// A drafter that reads some of the stored blocks, or none, shares the states of one that reads them all.
+/// Red under: `place * hidden` replaced by `0` in `CachedSource::selected`.
+#[test]
+fn some_of_the_stored_blocks_can_be_read_alone() {
+    let (folder, target) = tiny::target();
+    let rows = tiny::rows(&[12, 9]);
+    let identity = tiny::identity(folder.path());
+    let states = folder.path().join("states");
+    let config = CaptureConfig::default();
+    tiny::capture_all(&target, &rows, &identity, &config, &states);
+    let open = || CachedSource::open(&states, &identity, &Device::flex()).unwrap();
+    let all = open();
+    let batch = tiny::batch(&rows);
+    let whole = all.states(&batch).unwrap();
+    let [num_rows, len, width] = whole.aux.dims();
+    let stored = all.spec().aux_layer_ids.clone();
+    let hidden = width / stored.len();
+    for (place, &id) in stored.iter().enumerate() {
+        let wanted = StateSpec {
+            aux_layer_ids: vec![id],
+        };
+        let one = open().select(&wanted).unwrap();
+        assert_eq!(one.spec(), &wanted);
+        let found = one.states(&batch).unwrap();
+        let expected = whole.aux.clone().narrow(2, place * hidden, hidden);
+        assert_eq!(host_values(&found.aux), host_values(&expected));
+        assert_eq!(
+            host_values(&found.final_hidden),
+            host_values(&whole.final_hidden)
+        );
+    }
+    let none = StateSpec {
+        aux_layer_ids: Vec::new(),
+    };
+    let found = open().select(&none).unwrap().states(&batch).unwrap();
+    assert_eq!(found.aux.dims(), [num_rows, len, 0]);
+    let other = StateSpec {
+        aux_layer_ids: vec![stored[0], 77],
+    };
+    let message = open().select(&other).unwrap_err().to_string();
+    assert!(message.contains("77"), "{message}");
+}

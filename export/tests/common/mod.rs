@@ -33,6 +33,8 @@ pub(crate) struct Case {
 pub(crate) struct Wanted {
     pub(crate) config: Value,
     pub(crate) drafter: Eagle3Config,
+    /// A drafter of another family in place of `drafter`.
+    pub(crate) other: Option<DrafterConfig>,
     pub(crate) draft_ids: Option<Vec<u32>>,
 }
 
@@ -44,6 +46,7 @@ impl Default for Wanted {
                 ttt_steps: 3,
                 ..Eagle3Config::default()
             },
+            other: None,
             draft_ids: Some((0..100).map(|i| (i * i) % 320).collect()),
         }
     }
@@ -74,7 +77,9 @@ impl Case {
                 VocabMap::new(ids, spec.vocab_size).unwrap()
             }
         };
-        let config = DrafterConfig::Eagle3(wanted.drafter);
+        let config = wanted
+            .other
+            .unwrap_or(DrafterConfig::Eagle3(wanted.drafter));
         let context = DrafterContext {
             target: &spec,
             ends: &ends,

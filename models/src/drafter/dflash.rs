@@ -142,6 +142,37 @@ impl DflashShape {
     }
 }
 
+/// Checks the settings of a block drafter, which messages call `family`.
+///
+/// # Errors
+/// [`ModelError::Setting`] when they do not fit the target.
+pub(super) fn check_as(
+    family: &str,
+    config: &DflashConfig,
+    target: &TargetSpec,
+) -> Result<StateSpec, ModelError> {
+    check_mask_token(family, &config.mask_token, target)?;
+    let at_least = |name: &str, value: usize, least: usize| {
+        if value >= least {
+            return Ok(());
+        }
+        Err(ModelError::setting(
+            format!("`drafter.{family}.{name}` is {value}, expected at least {least}"),
+            "see `configs/smollm2-dflash.toml` for usual values",
+        ))
+    };
+    at_least("num_layers", config.num_layers, 1)?;
+    at_least("block_size", config.block_size, 2)?;
+    at_least("anchors_per_row", config.anchors_per_row, 1)?;
+    at_least("blocks_per_pass", config.blocks_per_pass, 1)?;
+    let num_layers = target.num_layers;
+    let default = aux_layers::evenly_spread(num_layers, NUM_AUX_LAYERS);
+    let explicit = config.aux_layer_ids.as_ref();
+    Ok(StateSpec {
+        aux_layer_ids: aux_layers::choose(family, explicit, default, num_layers)?,
+    })
+}
+
 impl Drafter for Dflash {
     type Config = DflashConfig;
 
@@ -154,26 +185,7 @@ impl Drafter for Dflash {
     }
 
     fn check(config: &DflashConfig, target: &TargetSpec) -> Result<StateSpec, ModelError> {
-        check_mask_token(FAMILY, &config.mask_token, target)?;
-        let at_least = |name: &str, value: usize, least: usize| {
-            if value >= least {
-                return Ok(());
-            }
-            Err(ModelError::setting(
-                format!("`drafter.{FAMILY}.{name}` is {value}, expected at least {least}"),
-                "see `configs/smollm2-dflash.toml` for usual values",
-            ))
-        };
-        at_least("num_layers", config.num_layers, 1)?;
-        at_least("block_size", config.block_size, 2)?;
-        at_least("anchors_per_row", config.anchors_per_row, 1)?;
-        at_least("blocks_per_pass", config.blocks_per_pass, 1)?;
-        let num_layers = target.num_layers;
-        let default = aux_layers::evenly_spread(num_layers, NUM_AUX_LAYERS);
-        let explicit = config.aux_layer_ids.as_ref();
-        Ok(StateSpec {
-            aux_layer_ids: aux_layers::choose(FAMILY, explicit, default, num_layers)?,
-        })
+        check_as(FAMILY, config, target)
     }
 
     fn init(

@@ -9,7 +9,7 @@ use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::dflash::{BlockLayout, Dflash, DflashConfig};
+use super::dflash::{BlockLayout, Dflash, DflashConfig, check_as};
 use super::token::MaskToken;
 use super::{
     AnchorDraw, Committed, Confidence, DraftState, Drafter, DrafterContext, TrainedHead, params,
@@ -19,6 +19,9 @@ use crate::error::ModelError;
 use crate::slot::Slot;
 use crate::target::{TargetEnds, TargetSpec};
 use crate::weights::{NamedTensor, WeightFolder};
+
+/// Name of the family.
+const FAMILY: &str = "dspark";
 
 /// `[drafter.dspark]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -154,7 +157,7 @@ impl Drafter for Dspark {
                 "1 is the published value",
             ));
         }
-        Dflash::check(&config.core(), target)
+        check_as(FAMILY, &config.core(), target)
     }
 
     fn init(

@@ -6,6 +6,8 @@ use draftsmith_models::error::Diagnose;
 use draftsmith_models::objective::{Objective, ObjectiveConfig, SlotWeight};
 use serde_json::{Value, json};
 
+use crate::support::tiny_target;
+
 fn refused<T: serde::de::DeserializeOwned + std::fmt::Debug>(value: Value) -> String {
     serde_json::from_value::<T>(value).unwrap_err().to_string()
 }
@@ -32,6 +34,43 @@ fn pitfall_61_unknown_keys_and_wrong_types_are_refused() {
     assert!(refused::<ObjectiveConfig>(json!({ "ttt_steps": 3 })).contains("`ttt_steps`"));
     // A key of a later version.
     assert!(refused::<ObjectiveConfig>(json!({ "anneal": [] })).contains("`anneal`"));
+}
+
+/// Pitfall 47: no id stands in for a mask token that is missing or means something else. Red under: a
+/// `#[serde(default)]` on `mask_token`; `check_mask_token` always `Ok`.
+#[test]
+fn pitfall_47_a_mask_token_is_named_and_has_no_other_meaning() {
+    for family in ["dflash", "dspark"] {
+        let read = |settings| DrafterConfig::deserialize_family(family, settings);
+        let message = read(json!({})).unwrap_err().to_string();
+        assert_eq!(message, "missing field `mask_token`");
+        let message = read(json!({ "mask_token": 1.5 })).unwrap_err().to_string();
+        assert!(
+            message.contains("expected a token id or the text of a special token"),
+            "{message}"
+        );
+        let mut target = tiny_target("base").spec().clone();
+        target.pad_token_id = Some(11);
+        target.bos_token_id = Some(12);
+        target.eos_token_ids = vec![13, 14];
+        let check = |id: u32| {
+            let settings = json!({ "mask_token": id, "aux_layer_ids": [1, 3, 4] });
+            read(settings).unwrap().check(&target)
+        };
+        check(10).unwrap();
+        for (id, reason) in [
+            (11, "the token that pads"),
+            (12, "the token that begins a text"),
+            (14, "the token that ends a text"),
+            (320, "but the target has 320 tokens"),
+        ] {
+            let message = check(id).unwrap_err().to_string();
+            assert_eq!(
+                message,
+                format!("`drafter.{family}.mask_token` is {id}, {reason}")
+            );
+        }
+    }
 }
 
 /// Pitfall 62. Red under: `find(name).unwrap_or(&Kl)`, or a fallback arm in `deserialize_family`.

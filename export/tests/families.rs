@@ -1,0 +1,207 @@
+//! What the exported configuration and tensors of block drafters and MTP heads say.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::allow_attributes,
+    reason = "tests"
+)]
+
+mod common;
+
+use common::{Case, Wanted};
+use draftsmith_export::{ExportConfig, ExportError, check, export, formats_for};
+use draftsmith_models::drafter::DrafterConfig;
+use serde_json::{Value, json};
+
+const FORMATS: [&str; 2] = ["native", "speculators"];
+
+fn config(family: &str, settings: Value) -> DrafterConfig {
+    DrafterConfig::deserialize_family(family, settings).unwrap()
+}
+
+fn case(family: &str, settings: Value, draft_ids: Option<Vec<u32>>) -> Case {
+    Case::new(Wanted {
+        other: Some(config(family, settings)),
+        draft_ids,
+        ..Wanted::default()
+    })
+}
+
+fn dflash(layout: &str) -> Value {
+    json!({
+        "mask_token": 7, "num_layers": 2, "block_size": 4, "layout": layout, "aux_layer_ids": [1, 3, 6],
+    })
+}
+
+/// Pitfall 48: the layout of the block is always written. Red under: `samples_from_anchor` returning false.
+#[test]
+fn pitfall_48_both_layouts_say_which_position_predicts() {
+    for (layout, from_anchor, tokens) in
+        [("anchor_as_bonus", false, 3), ("anchor_predicts", true, 4)]
+    {
+        let case = case("dflash", dflash(layout), None);
+        let (_, native, _) = case.export("native");
+        assert_eq!(
+            native["dflash_config"]["sample_from_anchor"],
+            json!(from_anchor)
+        );
+        let (_, speculators, _) = case.export("speculators");
+        assert_eq!(speculators["sample_from_anchor"], json!(from_anchor));
+        let method = &speculators["speculators_config"]["proposal_methods"][0];
+        assert_eq!(method["speculative_tokens"], json!(tokens));
+        for config in [native, speculators] {
+            assert_eq!(config["block_size"], json!(4));
+        }
+    }
+}
+
+/// Pitfall 47, the exported half. Red under: `mask_id + 1` in either layout.
+#[test]
+fn pitfall_47_the_mask_token_of_training_is_written() {
+    let case = case("dflash", dflash("anchor_as_bonus"), None);
+    let (_, native, _) = case.export("native");
+    assert_eq!(native["dflash_config"]["mask_token_id"], json!(7));
+    let (_, speculators, _) = case.export("speculators");
+    assert_eq!(speculators["mask_token_id"], json!(7));
+    let markov =
+        json!({ "mask_token": 9, "block_size": 4, "markov_rank": 2, "aux_layer_ids": [1, 3, 6] });
+    let (_, native, _) = self::case("dspark", markov, None).export("native");
+    assert_eq!(native["mask_token_id"], json!(9));
+    assert_eq!(native["dflash_config"]["mask_token_id"], json!(9));
+}
+
+/// The same blocks under both conventions. Red under: `layer_ids::input_ids` left out of `speculators`.
+#[test]
+fn layer_ids_are_outputs_in_one_layout_and_inputs_in_the_other() {
+    let case = case("dflash", dflash("anchor_as_bonus"), None);
+    let (_, native, _) = case.export("native");
+    assert_eq!(
+        native["dflash_config"]["target_layer_ids"],
+        json!([1, 3, 6])
+    );
+    let (_, speculators, _) = case.export("speculators");
+    assert_eq!(speculators["aux_hidden_state_layer_ids"], json!([2, 4, 7]));
+    // False would make vLLM mask the block causally.
+    assert_eq!(speculators["sliding_window_non_causal"], json!(true));
+}
+
+#[test]
+fn head_and_tables_are_written_for_a_reduced_vocabulary_only() {
+    for format in FORMATS {
+        let full = case("dflash", dflash("anchor_as_bonus"), None);
+        let (_, _, weights) = full.export(format);
+        assert!(
+            ["lm_head.weight", "d2t", "t2d", "embed_tokens.weight"]
+                .iter()
+                .all(|name| !weights.contains(name))
+        );
+        let ids: Vec<u32> = (0..100).map(|i| i * 3).collect();
+        let reduced = case("dflash", dflash("anchor_as_bonus"), Some(ids));
+        let (_, config, weights) = reduced.export(format);
+        assert_eq!(config["draft_vocab_size"], json!(100));
+        assert!(
+            ["lm_head.weight", "d2t", "t2d"]
+                .iter()
+                .all(|name| weights.contains(name))
+        );
+        let names: Vec<&str> = weights
+            .names()
+            .filter(|name| name.starts_with("layers.1."))
+            .collect();
+        assert_eq!(names.len(), 11, "{names:?}");
+    }
+}
+
+#[test]
+fn a_confidence_that_was_not_trained_is_not_written() {
+    for (weight, is_trained) in [(1.0, true), (0.0, false)] {
+        let settings = json!({
+            "mask_token": 7, "block_size": 4, "markov_rank": 2, "aux_layer_ids": [1, 3, 6],
+            "num_layers": 1, "confidence_weight": weight,
+        });
+        let case = case("dspark", settings, None);
+        for format in FORMATS {
+            let (_, config, weights) = case.export(format);
+            assert_eq!(config["enable_confidence_head"], json!(is_trained));
+            assert_eq!(weights.contains("confidence_head.proj.weight"), is_trained);
+            assert!(weights.contains("markov_head.markov_w1.weight"));
+        }
+    }
+}
+
+/// Other blocks than those trained are refused, or warned of. Red under: `is_block: false` in `dflash.rs`.
+#[test]
+fn more_drafts_than_a_block_yields_are_refused() {
+    let case = case("dflash", dflash("anchor_as_bonus"), None);
+    let with = |tokens| {
+        let config = ExportConfig {
+            speculative_tokens: Some(tokens),
+            ..ExportConfig::default()
+        };
+        export(
+            "speculators",
+            &case.checkpoint(),
+            &case.target(),
+            &case.out("speculators"),
+            &config,
+        )
+    };
+    assert!(matches!(with(4), Err(ExportError::NotExpressible { .. })));
+    assert!(
+        with(2)
+            .unwrap()
+            .warnings
+            .iter()
+            .any(|text| text.contains("blocks for 2 drafts"))
+    );
+    assert!(
+        with(3)
+            .unwrap()
+            .warnings
+            .iter()
+            .all(|text| !text.contains("blocks for"))
+    );
+}
+
+/// What an engine would compute otherwise is refused before training. Red under: `check` always `Ok`.
+#[test]
+fn an_mtp_head_that_engines_read_otherwise_is_refused() {
+    let case = case("mtp", json!({}), None);
+    let formats = ExportConfig::default();
+    let refused = |settings: Value| {
+        let config = config("mtp", settings);
+        check(&formats, &config, &case.spec)
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(refused(json!({ "half_order": "embedding_first" })).contains("half_order"));
+    assert!(refused(json!({ "zero_first_embedding": false })).contains("zero_first_embedding"));
+    let plain = config("mtp", json!({}));
+    check(&formats, &plain, &case.spec).unwrap();
+    assert_eq!(formats_for(&formats.formats, &plain), ["native"]);
+    let only = ExportConfig {
+        formats: vec!["speculators".to_owned()],
+        ..ExportConfig::default()
+    };
+    assert!(matches!(
+        check(&only, &plain, &case.spec),
+        Err(ExportError::NoLayout { .. })
+    ));
+}
+
+/// The biases that the layout asks for are there, and zero.
+#[test]
+fn an_mtp_head_has_the_names_of_mimo() {
+    let case = case("mtp", json!({}), None);
+    let (_, config, weights) = case.export("native");
+    assert_eq!(config["architectures"], json!(["MiMoForCausalLM"]));
+    assert_eq!(config["num_nextn_predict_layers"], json!(1));
+    let prefix = "model.mtp_layers.0.";
+    assert!(weights.names().all(|name| name.starts_with(prefix)));
+    for part in ["q", "k", "v"] {
+        assert!(weights.contains(&format!("{prefix}self_attn.{part}_proj.bias")));
+    }
+    assert!(weights.contains(&format!("{prefix}input_proj.weight")));
+}
