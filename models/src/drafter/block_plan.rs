@@ -141,9 +141,10 @@ mod tests {
             &[(0, 3), (1, 50), (4, 2), (5, 2), (6, 2)][..],
             &[(0, 7)],
             &[(2, 1), (3, 1), (9, 40), (11, 8)],
+            &[(0, 3), (1, 1), (2, 1), (3, 1)],
         ] {
             let all = slots(rows);
-            for limit in [1, 4, 8, 1000] {
+            for limit in [1, 4, 5, 8, 1000] {
                 let passes = passes(all.clone(), limit);
                 for pass in &passes {
                     let plan = BlockPlan::new(pass);

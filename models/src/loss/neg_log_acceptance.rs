@@ -5,7 +5,7 @@ use super::{DraftLoss, LossRows, LossTerms, SlotRow, Tv};
 /// `-log(alpha)` with `alpha = sum min(p, q)`, mass outside the draft vocabulary lost (the `LK-alpha` loss of
 /// 2602.23881): the gradient of TV scaled so that it does not vanish at low overlap.
 ///
-/// Gradient with respect to the draft logits: that of TV over `alpha`. An overlap below [`LEAST`] counts as
+/// Gradient with respect to the draft logits: that of TV over `alpha`. An overlap below 1e-9 counts as
 /// that, which keeps both finite.
 #[derive(Clone, Copy, Debug)]
 pub struct NegLogAcceptance;

@@ -271,7 +271,7 @@ fn pitfall_42_states_from_the_anchor_on_are_invisible() {
 }
 
 /// Blocks do not see each other: the outputs of a slot are the same whatever else is drafted with it.
-/// Red under: the context mask dropped in `block_attention`; own scores taken of the block's neighbour.
+/// Red under: `(anchor + 1).min(num_keys)` in `context_mask`, whose extra key depends on the pass.
 #[test]
 fn a_slot_does_not_depend_on_the_other_slots_of_its_pass() {
     for fixture in Fixture::of_every_family() {

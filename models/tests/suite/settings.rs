@@ -36,8 +36,8 @@ fn pitfall_61_unknown_keys_and_wrong_types_are_refused() {
     assert!(refused::<ObjectiveConfig>(json!({ "anneal": [] })).contains("`anneal`"));
 }
 
-/// Pitfall 47: no id stands in for a mask token that is missing or means something else. Red under: a
-/// `#[serde(default)]` on `mask_token`; `check_mask_token` always `Ok`.
+/// Pitfall 47: no id stands in for a mask token that is missing or means something else. Red under:
+/// `check_mask_token` always `Ok`.
 #[test]
 fn pitfall_47_a_mask_token_is_named_and_has_no_other_meaning() {
     for family in ["dflash", "dspark"] {
