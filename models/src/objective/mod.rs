@@ -170,7 +170,9 @@ impl Objective {
 
     /// Whether every anchor of a turn must be there, as they are not where anchors are drawn.
     pub fn needs_every_anchor(&self) -> bool {
-        self.terms.iter().any(|(term, _)| *term == Term::RoundCount)
+        self.terms
+            .iter()
+            .any(|(term, _)| matches!(term, Term::RoundCount))
     }
 
     /// The terms with their coefficients for each slot, detached.

@@ -17,12 +17,6 @@ pub(super) enum Term {
     RoundCount,
 }
 
-impl PartialEq for Term {
-    fn eq(&self, other: &Self) -> bool {
-        self.name() == other.name()
-    }
-}
-
 /// A term with its coefficients for the slots of a batch.
 #[derive(Clone, Debug)]
 pub(super) struct SlotTerm {
