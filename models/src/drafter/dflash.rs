@@ -30,7 +30,6 @@ use crate::slot::{Slot, batch_slots};
 use crate::target::forward::positions;
 use crate::target::kv_cache::CacheShape;
 use crate::target::{KvCache, TargetEnds, TargetSpec};
-use crate::weights::{NamedTensor, WeightFolder};
 
 /// Name of the family.
 const FAMILY: &str = "dflash";
@@ -67,7 +66,7 @@ pub struct DflashConfig {
     pub intermediate_size: Option<usize>,
 }
 
-const fn default_num_layers() -> usize {
+pub(super) const fn default_num_layers() -> usize {
     5
 }
 
@@ -75,11 +74,11 @@ const fn default_block_size() -> usize {
     8
 }
 
-const fn default_anchors_per_row() -> usize {
+pub(super) const fn default_anchors_per_row() -> usize {
     512
 }
 
-const fn default_blocks_per_pass() -> usize {
+pub(super) const fn default_blocks_per_pass() -> usize {
     512
 }
 
@@ -321,14 +320,6 @@ impl Drafter for Dflash {
         let output = self.next_output(state, previous.is_some(), ends);
         output.matmul(self.head.val().transpose())
     }
-
-    fn to_tensors(&self) -> Vec<NamedTensor> {
-        params::to_tensors(self)
-    }
-
-    fn load_tensors(self, weights: &WeightFolder) -> Result<Self, ModelError> {
-        params::load_tensors(self, weights)
-    }
 }
 
 impl Dflash {
@@ -376,7 +367,7 @@ impl Dflash {
         let context_angles = self.rope.at(positions(&vec![0; num_rows], len, &inner));
         let context_angles = context_angles.follow(&device);
         let block_angles = self.rope.at(positions(&plan.starts(), size, &inner));
-        let mask = context_mask(&plan.anchors, size, len, None, &inner);
+        let mask = context_mask(&plan.anchors, size, len, &inner);
         let ids = plan.anchor_ids(|row| &batch.tokens.rows[row].ids);
         let ids = self.block_ids(ids, &inner);
         let pass = BlockPass {
@@ -412,7 +403,7 @@ impl Dflash {
         let pass = BlockPass {
             heads: self.shape.heads,
             angles: self.rope.at(positions(&state.observed, size, &device)),
-            mask: context_mask(&anchors, size, longest, None, &device),
+            mask: context_mask(&anchors, size, longest, &device),
         };
         let ids = self.block_ids(state.anchors.clone(), &device);
         let mut hidden = ends.embed(ids).cast(FloatDType::F32);

@@ -9,7 +9,10 @@ use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::dflash::{BlockLayout, Dflash, DflashConfig, check_as};
+use super::dflash::{
+    BlockLayout, Dflash, DflashConfig, check_as, default_anchors_per_row, default_blocks_per_pass,
+    default_num_layers,
+};
 use super::token::MaskToken;
 use super::{
     AnchorDraw, Committed, Confidence, DraftState, Drafter, DrafterContext, TrainedHead, params,
@@ -18,7 +21,6 @@ use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
 use crate::error::ModelError;
 use crate::slot::Slot;
 use crate::target::{TargetEnds, TargetSpec};
-use crate::weights::{NamedTensor, WeightFolder};
 
 /// Name of the family.
 const FAMILY: &str = "dspark";
@@ -55,10 +57,6 @@ pub struct DsparkConfig {
     pub intermediate_size: Option<usize>,
 }
 
-const fn default_num_layers() -> usize {
-    5
-}
-
 const fn default_block_size() -> usize {
     7
 }
@@ -69,14 +67,6 @@ const fn default_markov_rank() -> usize {
 
 const fn default_confidence_weight() -> f64 {
     1.0
-}
-
-const fn default_anchors_per_row() -> usize {
-    512
-}
-
-const fn default_blocks_per_pass() -> usize {
-    512
 }
 
 impl DsparkConfig {
@@ -270,13 +260,5 @@ impl Drafter for Dspark {
         let bias = self.markov_in.val().select(0, ids);
         let bias = bias.matmul(self.markov_out.val().transpose());
         hidden.matmul(self.core.head().transpose()) + bias
-    }
-
-    fn to_tensors(&self) -> Vec<NamedTensor> {
-        params::to_tensors(self)
-    }
-
-    fn load_tensors(self, weights: &WeightFolder) -> Result<Self, ModelError> {
-        params::load_tensors(self, weights)
     }
 }

@@ -27,7 +27,6 @@ use crate::slot::{Slot, batch_slots};
 use crate::target::forward::positions;
 use crate::target::kv_cache::CacheShape;
 use crate::target::{KvCache, TargetEnds, TargetSpec};
-use crate::weights::{NamedTensor, WeightFolder};
 
 /// Name of the family.
 const FAMILY: &str = "eagle3";
@@ -281,14 +280,6 @@ impl Drafter for Eagle3 {
             self.remember(state, hidden);
         }
         state.output().matmul(self.head.val().transpose())
-    }
-
-    fn to_tensors(&self) -> Vec<NamedTensor> {
-        params::to_tensors(self)
-    }
-
-    fn load_tensors(self, weights: &WeightFolder) -> Result<Self, ModelError> {
-        params::load_tensors(self, weights)
     }
 }
 

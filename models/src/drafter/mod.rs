@@ -157,7 +157,7 @@ pub trait Drafter: Module {
     /// The part of the head that is trained; `None` for a frozen head.
     fn trained_head(&self) -> Option<TrainedHead>;
 
-    /// Matrices with a row for each token, which Muon must not orthogonalise.
+    /// Matrices that Muon must not orthogonalise: those with a row for each token, and single rows.
     fn vocabulary_params(&self) -> Vec<ParamId>;
 
     /// How likely the drafts of output rows `[N, H]` are accepted, for families that say so; part of the
@@ -183,13 +183,17 @@ pub trait Drafter: Module {
     ) -> Tensor<2>;
 
     /// Parameters by name, as f32.
-    fn to_tensors(&self) -> Vec<NamedTensor>;
+    fn to_tensors(&self) -> Vec<NamedTensor> {
+        params::to_tensors(self)
+    }
 
     /// Replaces all parameters by those of a file.
     ///
     /// # Errors
     /// [`ModelError`] when one is missing, misshapen or not finite.
-    fn load_tensors(self, weights: &WeightFolder) -> Result<Self, ModelError>;
+    fn load_tensors(self, weights: &WeightFolder) -> Result<Self, ModelError> {
+        params::load_tensors(self, weights)
+    }
 }
 
 macro_rules! dispatch {

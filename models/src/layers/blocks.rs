@@ -62,15 +62,12 @@ fn block_by_block(x: Tensor<4>, num_blocks: usize) -> Tensor<4> {
 /// The mask `[B, 1, A * n, S]` of [`block_attention`]: the block opened at `anchors[b][i]` sees the context
 /// `j < anchor` **strictly** (the states of the anchor itself do not exist yet when serving).
 ///
-/// With a `window` of w tokens, a block token at position p sees `j > p - w` only.
-///
 /// # Panics
 /// When rows differ in their number of anchors.
 pub fn context_mask(
     anchors: &[Vec<usize>],
     size: usize,
     num_keys: usize,
-    window: Option<usize>,
     device: &Device,
 ) -> Tensor<4> {
     let per_row = anchors.first().map_or(0, Vec::len);
@@ -79,14 +76,12 @@ pub fn context_mask(
         "rows are padded to one number of blocks"
     );
     let mut values = vec![MASKED; anchors.len() * per_row * size * num_keys];
-    let positions = anchors
+    let of_tokens = anchors
         .iter()
         .flatten()
-        .flat_map(|&anchor| (0..size).map(move |offset| (anchor, anchor + offset)));
-    for (row, (anchor, position)) in values.chunks_exact_mut(num_keys).zip(positions) {
-        let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
-        let end = anchor.min(num_keys);
-        row[first.min(end)..end].fill(0.0);
+        .flat_map(|&anchor| std::iter::repeat_n(anchor, size));
+    for (row, anchor) in values.chunks_exact_mut(num_keys).zip(of_tokens) {
+        row[..anchor.min(num_keys)].fill(0.0);
     }
     Tensor::from_data(
         TensorData::new(values, [anchors.len(), 1, per_row * size, num_keys]),
