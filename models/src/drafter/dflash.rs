@@ -29,7 +29,7 @@ use crate::layers::rope::{RopeAngles, RopeTable};
 use crate::slot::{Slot, batch_slots};
 use crate::target::forward::positions;
 use crate::target::kv_cache::CacheShape;
-use crate::target::{KvCache, TargetEnds, TargetSpec};
+use crate::target::{TargetEnds, TargetSpec};
 
 /// Name of the family.
 const FAMILY: &str = "dflash";
@@ -287,11 +287,7 @@ impl Drafter for Dflash {
             num_rows,
             capacity,
         };
-        DraftState::new(KvCache::new(
-            shape,
-            FloatDType::F32,
-            &self.fc.val().device(),
-        ))
+        DraftState::new(shape, &self.fc.val().device())
     }
 
     fn observe(&self, state: &mut DraftState, committed: Committed, _ends: &TargetEnds) {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::head::HeadMode;
 use super::{
     AnchorDraw, Committed, DraftState, Drafter, DrafterContext, TrainedHead, aux_layers, last_rows,
-    params, rope_table,
+    params, rope_table, slot_rows,
 };
 use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
 use crate::error::ModelError;
@@ -216,15 +216,7 @@ impl Drafter for Eagle3 {
         ends: &TargetEnds,
         compute: FloatDType,
     ) -> Tensor<2> {
-        let device = self.fc.val().device();
-        let (num_rows, len) = (batch.tokens.num_rows(), batch.tokens.padded_len());
-        let outputs: Vec<Tensor<2>> = self
-            .unroll(batch, ends, compute)
-            .into_iter()
-            .map(|step| step.flatten::<2>(0, 1))
-            .collect();
-        let place = |slot: &Slot| (slot.depth * num_rows + slot.row) * len + slot.anchor - 1;
-        Tensor::cat(outputs, 0).select(0, index_tensor(slots.iter().map(place), &device))
+        slot_rows(self.unroll(batch, ends, compute), slots)
     }
 
     fn head(&self) -> Tensor<2> {
@@ -250,8 +242,7 @@ impl Drafter for Eagle3 {
             num_rows,
             capacity,
         };
-        let device = self.fc.val().device();
-        DraftState::new(KvCache::new(shape, FloatDType::F32, &device))
+        DraftState::new(shape, &self.fc.val().device())
     }
 
     fn observe(&self, state: &mut DraftState, committed: Committed, ends: &TargetEnds) {

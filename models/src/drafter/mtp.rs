@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::decoder_layer::{DecoderLayer, LayerShape, LayerWeights};
 use super::{
     AnchorDraw, Committed, DraftState, Drafter, DrafterContext, TrainedHead, last_rows, params,
-    rope_table,
+    rope_table, slot_rows,
 };
 use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
 use crate::error::ModelError;
@@ -167,12 +167,7 @@ impl Drafter for Mtp {
         ends: &TargetEnds,
         compute: FloatDType,
     ) -> Tensor<2> {
-        let (num_rows, len) = (batch.tokens.num_rows(), batch.tokens.padded_len());
-        let outputs = self.unroll(batch, ends, compute);
-        let outputs = outputs.into_iter().map(|step| step.flatten::<2>(0, 1));
-        let place = |slot: &Slot| (slot.depth * num_rows + slot.row) * len + slot.anchor - 1;
-        let places = index_tensor(slots.iter().map(place), &self.norm.val().device());
-        Tensor::cat(outputs.collect(), 0).select(0, places)
+        slot_rows(self.unroll(batch, ends, compute), slots)
     }
 
     fn head(&self) -> Tensor<2> {
@@ -194,8 +189,7 @@ impl Drafter for Mtp {
             num_rows,
             capacity,
         };
-        let device = self.norm.val().device();
-        DraftState::new(KvCache::new(shape, FloatDType::F32, &device))
+        DraftState::new(shape, &self.norm.val().device())
     }
 
     fn observe(&self, state: &mut DraftState, committed: Committed, ends: &TargetEnds) {

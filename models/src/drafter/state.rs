@@ -1,9 +1,10 @@
 //! [`DraftState`]: what a drafter remembers between rounds of decoding.
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use crate::batch::index_tensor;
 use crate::target::KvCache;
+use crate::target::kv_cache::CacheShape;
 
 /// Newly committed positions of every row, with the target states that are now known.
 ///
@@ -41,10 +42,10 @@ pub struct DraftState {
 
 impl DraftState {
     /// Nothing observed yet.
-    pub fn new(cache: KvCache) -> Self {
-        let num_rows = cache.lens().len();
+    pub(super) fn new(shape: CacheShape, device: &Device) -> Self {
+        let num_rows = shape.num_rows;
         Self {
-            cache,
+            cache: KvCache::new(shape, FloatDType::F32, device),
             observed: vec![0; num_rows],
             anchors: vec![0; num_rows],
             feedback: None,
