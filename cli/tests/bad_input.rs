@@ -44,6 +44,31 @@ fn pitfall_61_a_mistake_in_an_override_is_shown_in_the_override() {
     );
 }
 
+/// Pitfall 47: the mask token is one of the tokenizer's own, and the text is free of it.
+#[test]
+fn pitfall_47_a_mask_token_that_does_not_exist_is_refused() {
+    let place = Workplace::new();
+    place.edit(
+        "[drafter.eagle3]",
+        "[drafter.dflash]\nmask_token = \"<|gap|>\"\n\n[drafter.eagle3]",
+    );
+    place.refused(&["run", "run.toml"], "unknown_mask_token");
+}
+
+/// Seen red with the call in `Capture::execute` removed.
+#[test]
+fn pitfall_47_a_mask_token_that_the_text_holds_is_refused_before_its_states_are_captured() {
+    let place = Workplace::new();
+    place.edit(
+        "[drafter.eagle3]",
+        "[drafter.dflash]\nmask_token = 5\naux_layer_ids = [1, 3, 4]\n\n[drafter.eagle3]",
+    );
+    let cached = ["--set", "capture.mode=\"cached\""];
+    let arguments = [&["run", "run.toml"][..], &cached].concat();
+    place.refused_later(&arguments, "mask_token_in_the_text");
+    assert!(!place.path("out/states").exists());
+}
+
 #[test]
 fn an_unknown_section_is_refused() {
     let place = Workplace::new();

@@ -58,6 +58,9 @@ impl Stage for Capture {
             return Ok(());
         }
         let dataset = super::dataset(session)?;
+        for run in &session.run_file().drafter.0 {
+            super::train::refuse_masked_text(run, &dataset)?;
+        }
         for ids in layer_sets(session)? {
             capture_one(session, &dataset, &ids)?;
         }

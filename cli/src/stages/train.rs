@@ -293,7 +293,7 @@ fn build(
 }
 
 /// Refuses a mask token that the text itself holds: there the drafter could not tell it from a gap.
-fn refuse_masked_text(run: &DrafterRun, dataset: &Dataset) -> anyhow::Result<()> {
+pub(super) fn refuse_masked_text(run: &DrafterRun, dataset: &Dataset) -> anyhow::Result<()> {
     let family = run.family();
     let mut config = run.config.clone();
     let Some(MaskToken::Id(mask)) = config.mask_token() else {
