@@ -48,16 +48,6 @@ impl TokenBatch {
         let rows: Vec<&[u32]> = self.rows.iter().map(|row| row.ids.as_slice()).collect();
         padded_ids(&rows, device)
     }
-
-    /// Token ids moved left by `shift`, `[B, S]`: entry `t` is `x_{t+shift}`, id 0 where it does not exist.
-    pub fn shifted_ids(&self, shift: usize, device: &Device) -> Tensor<2, Int> {
-        let len = self.padded_len();
-        let mut flat = Vec::with_capacity(self.num_rows() * len);
-        for row in &self.rows {
-            flat.extend((0..len).map(|t| row.ids.get(t + shift).map_or(0, |&id| id as i32)));
-        }
-        Tensor::from_data(TensorData::new(flat, [self.num_rows(), len]), device)
-    }
 }
 
 /// Rows of ids as one tensor `[B, S]`, padded on the right with id 0.

@@ -109,7 +109,7 @@ pub(super) fn passes(slots: Vec<Slot>, limit: usize) -> Vec<Vec<Slot>> {
 }
 
 /// The ascending anchors of each row that has any.
-fn anchors_of(slots: &[Slot]) -> BTreeMap<usize, Vec<usize>> {
+pub(super) fn anchors_of(slots: &[Slot]) -> BTreeMap<usize, Vec<usize>> {
     let mut rows: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for slot in slots {
         rows.entry(slot.row).or_default().push(slot.anchor);

@@ -152,9 +152,10 @@ impl LayerWeights {
         }
     }
 
-    /// Output projection, residual and MLP after attention: `[B, S, H]` and `[B, heads, S, D]` to `[B, S, H]`.
-    pub(super) fn finish(&self, residual: Tensor<3>, mixed: Tensor<4>) -> Tensor<3> {
-        let hidden = residual + linear(HeadShape::merge(mixed), self.o.clone());
+    /// Output projection, residual and MLP after attention, whose heads are merged: `[B, S, H]` and
+    /// `[B, S, heads * D]` to `[B, S, H]`.
+    pub(super) fn finish(&self, residual: Tensor<3>, mixed: Tensor<3>) -> Tensor<3> {
+        let hidden = residual + linear(mixed, self.o.clone());
         let x = rms_norm(hidden.clone(), self.mlp_norm.clone(), self.eps);
         hidden + gated_mlp(x, self.gate.clone(), self.up.clone(), self.down.clone())
     }

@@ -443,6 +443,6 @@ impl BlockPass {
             v: layer.values(x),
         };
         let mixed = block_attention(self.heads, block, context, &self.mask);
-        layer.finish(hidden, mixed)
+        layer.finish(hidden, HeadShape::merge(mixed))
     }
 }

@@ -11,9 +11,10 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::head::HeadMode;
+use super::unroll_plan::UnrollPlan;
 use super::{
     AnchorDraw, Committed, DraftState, Drafter, DrafterContext, TrainedHead, aux_layers, last_rows,
-    params, rope_table, slot_rows,
+    params, rope_table,
 };
 use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
 use crate::error::ModelError;
@@ -21,7 +22,8 @@ use crate::layers::attention::{Causal, HeadShape, attend};
 use crate::layers::follow;
 use crate::layers::linear::{gated_mlp, linear};
 use crate::layers::norm::rms_norm;
-use crate::layers::rope::{RopeAngles, RopeTable};
+use crate::layers::ragged::Ragged;
+use crate::layers::rope::RopeTable;
 use crate::layers::unrolled::unrolled_attention;
 use crate::slot::{Slot, batch_slots};
 use crate::target::forward::positions;
@@ -216,7 +218,9 @@ impl Drafter for Eagle3 {
         ends: &TargetEnds,
         compute: FloatDType,
     ) -> Tensor<2> {
-        slot_rows(self.unroll(batch, ends, compute), slots)
+        let plan = UnrollPlan::new(batch, slots);
+        let steps = self.unroll(&plan, &batch.states.aux, ends, compute);
+        plan.slot_rows(steps, slots)
     }
 
     fn head(&self) -> Tensor<2> {
@@ -286,13 +290,6 @@ struct Layer {
     down: Tensor<2>,
 }
 
-/// Queries, keys and values of one call, `[B, heads, S, D]`.
-struct Projected {
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-}
-
 impl Eagle3 {
     fn with_head_mode(mut self) -> Self {
         if self.shape.head == HeadMode::Frozen {
@@ -315,36 +312,51 @@ impl Eagle3 {
         }
     }
 
-    /// Outputs in front of the head for every step, `[B, S, H]` each, in f32.
-    ///
-    /// Row `t` of step `s` is meaningful where token `x_{t+1+s}` exists; the others never reach a slot
-    /// and no other row attends to them.
-    pub fn unroll(
+    /// Outputs in front of the head of the queries for every step, `[1, N, H]` each, in f32.
+    fn unroll(
         &self,
-        batch: &DraftBatch,
+        plan: &UnrollPlan<'_>,
+        aux: &Tensor<3>,
         ends: &TargetEnds,
         compute: FloatDType,
     ) -> Vec<Tensor<3>> {
         let device = self.fc.val().device();
         let inner = device.clone().inner();
         let layer = self.layer(compute);
-        let (num_rows, len) = (batch.tokens.num_rows(), batch.tokens.padded_len());
         let input = |x: Tensor<3>| follow(&device, x).cast(compute);
-        let causal = Causal::new(&vec![0; num_rows], len, len);
-        let mut hidden = self.fuse(&layer, input(batch.states.aux.clone()));
+        let causal = plan.causal();
+        let fused = self.fuse(&layer, input(plan.context_of(aux)));
+        let embedded = input(ends.embed(plan.context_ids(&inner)));
+        let context = self.join(embedded, fused.clone()); // [1, M, 2H]
+        let angles = self.rope.at(plan.context_positions(&inner)).follow(&device);
+        let HeadShape {
+            num_heads,
+            num_kv_heads,
+            ..
+        } = self.shape.heads;
+        let split = |rows: &Ragged, x: &Tensor<3>, weight: &Tensor<2>, num_heads| {
+            HeadShape::split(rows.pad(linear(x.clone(), weight.clone())), num_heads)
+        };
+        let mut keys = vec![angles.rotate(split(&plan.context, &context, &layer.k, num_kv_heads))];
+        let mut values = vec![split(&plan.context, &context, &layer.v, num_kv_heads)];
+        let mut hidden = plan.queries_of(fused);
+        let mut joined = plan.queries_of(context); // [1, N, 2H]
         let mut outputs = Vec::with_capacity(self.shape.num_steps);
-        let mut keys: Vec<Tensor<4>> = Vec::new();
-        let mut values: Vec<Tensor<4>> = Vec::new();
         for step in 0..self.shape.num_steps {
-            let embedded = input(ends.embed(batch.tokens.shifted_ids(step + 1, &inner)));
             let angles = self
                 .rope
-                .at(positions(&vec![step; num_rows], len, &inner))
+                .at(plan.query_positions(step, &inner))
                 .follow(&device);
-            let projected = self.project(&layer, embedded, hidden.clone(), &angles);
-            keys.push(projected.k);
-            values.push(projected.v);
-            let mixed = unrolled_attention(self.shape.heads, projected.q, &keys, &values, &causal);
+            if step > 0 {
+                let embedded = input(ends.embed(plan.query_ids(step, &inner)));
+                joined = self.join(embedded, hidden.clone());
+                let k = split(&plan.queries, &joined, &layer.k, num_kv_heads);
+                keys.push(angles.rotate(k));
+                values.push(split(&plan.queries, &joined, &layer.v, num_kv_heads));
+            }
+            let q = angles.rotate(split(&plan.queries, &joined, &layer.q, num_heads));
+            let mixed = unrolled_attention(self.shape.heads, q, &keys, &values, &causal);
+            let mixed = plan.queries.flatten(HeadShape::merge(mixed));
             hidden = self.finish(&layer, hidden, mixed);
             let output = rms_norm(hidden.clone(), self.norm.val(), self.shape.eps);
             if self.shape.norm_output {
@@ -364,42 +376,23 @@ impl Eagle3 {
         linear(aux, layer.fc.clone())
     }
 
-    /// Attention inputs from embeddings and hidden states `[B, S, H]`.
-    fn project(
-        &self,
-        layer: &Layer,
-        embedded: Tensor<3>,
-        hidden: Tensor<3>,
-        angles: &RopeAngles,
-    ) -> Projected {
-        let heads = self.shape.heads;
+    /// Attention inputs `[B, S, 2H]` from embeddings and hidden states `[B, S, H]`.
+    fn join(&self, embedded: Tensor<3>, hidden: Tensor<3>) -> Tensor<3> {
         let eps = self.shape.eps;
-        let both = Tensor::cat(
-            vec![
-                rms_norm(embedded, self.embed_norm.val(), eps),
-                rms_norm(hidden, self.hidden_norm.val(), eps),
-            ],
-            2,
-        ); // [B, S, 2H]
-        let split = |weight: &Tensor<2>, num_heads: usize| {
-            HeadShape::split(linear(both.clone(), weight.clone()), num_heads)
-        };
-        Projected {
-            q: angles.rotate(split(&layer.q, heads.num_heads)),
-            k: angles.rotate(split(&layer.k, heads.num_kv_heads)),
-            v: split(&layer.v, heads.num_kv_heads),
-        }
+        let embedded = rms_norm(embedded, self.embed_norm.val(), eps);
+        let hidden = rms_norm(hidden, self.hidden_norm.val(), eps);
+        Tensor::cat(vec![embedded, hidden], 2)
     }
 
     /// Residual, output projection and MLP after attention; returns the pre-norm output `[B, S, H]`.
-    fn finish(&self, layer: &Layer, hidden: Tensor<3>, mixed: Tensor<4>) -> Tensor<3> {
+    fn finish(&self, layer: &Layer, hidden: Tensor<3>, mixed: Tensor<3>) -> Tensor<3> {
         let eps = self.shape.eps;
         let residual = if self.shape.norm_before_residual {
             rms_norm(hidden, self.hidden_norm.val(), eps)
         } else {
             hidden
         };
-        let hidden = residual + linear(HeadShape::merge(mixed), layer.o.clone());
+        let hidden = residual + linear(mixed, layer.o.clone());
         let x = rms_norm(hidden.clone(), self.mlp_norm.val(), eps);
         hidden + gated_mlp(x, layer.gate.clone(), layer.up.clone(), layer.down.clone())
     }
@@ -417,15 +410,26 @@ impl Eagle3 {
         let device = embedded.device();
         let starts = cache.lens().to_vec();
         let angles = self.rope.at(positions(&starts, len, &device));
-        let projected = self.project(layer, embedded, hidden.clone(), &angles);
+        let joined = self.join(embedded, hidden.clone());
+        let HeadShape {
+            num_heads,
+            num_kv_heads,
+            ..
+        } = self.shape.heads;
+        let split = |weight: &Tensor<2>, num_heads| {
+            HeadShape::split(linear(joined.clone(), weight.clone()), num_heads)
+        };
+        let q = angles.rotate(split(&layer.q, num_heads));
+        let k = angles.rotate(split(&layer.k, num_kv_heads));
+        let v = split(&layer.v, num_kv_heads);
         let num_keys = starts.iter().max().copied().unwrap_or(0) + len;
         let causal = Causal::new(&starts, len, num_keys);
-        let (keys, values) = cache.append(0, projected.k, projected.v);
-        let mixed = attend(self.shape.heads, projected.q, keys, values, &causal);
+        let (keys, values) = cache.append(0, k, v);
+        let mixed = attend(self.shape.heads, q, keys, values, &causal);
         for (row, new) in lens.iter().enumerate() {
             cache.advance(row, *new);
         }
-        self.finish(layer, hidden, mixed)
+        self.finish(layer, hidden, HeadShape::merge(mixed))
     }
 
     fn remember(&self, state: &mut DraftState, hidden: Tensor<3>) {

@@ -16,6 +16,7 @@ pub mod mtp;
 mod params;
 mod state;
 mod token;
+mod unroll_plan;
 
 use std::ops::Range;
 
@@ -23,7 +24,7 @@ use burn::module::{Module, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
+use crate::batch::{DraftBatch, StateSpec, TokenBatch};
 use crate::error::ModelError;
 use crate::layers::rope::RopeTable;
 use crate::rng::{Purpose, Stream, stable_hash};
@@ -341,16 +342,6 @@ drafter_families! {
     "mtp" => Mtp(mtp::MtpConfig, mtp::Mtp),
     "dflash" => Dflash(dflash::DflashConfig, dflash::Dflash),
     "dspark" => Dspark(dspark::DsparkConfig, dspark::Dspark),
-}
-
-/// The rows of slots among the steps of an unroll, `[B, S, H]` each: step `d` of row `a - 1`; `[N, H]`.
-fn slot_rows(steps: Vec<Tensor<3>>, slots: &[Slot]) -> Tensor<2> {
-    let [num_rows, len, _] = steps.first().map_or([0; 3], Tensor::dims);
-    let steps = steps.into_iter().map(|step| step.flatten::<2>(0, 1));
-    let outputs = Tensor::cat(steps.collect(), 0);
-    let place = |slot: &Slot| (slot.depth * num_rows + slot.row) * len + slot.anchor - 1;
-    let places = index_tensor(slots.iter().map(place), &outputs.device());
-    outputs.select(0, places)
 }
 
 /// Rotary tables for all positions of the target and `extra` more, in which a draft may run past them.

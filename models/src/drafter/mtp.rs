@@ -7,13 +7,14 @@
 //! rotary position is `t + d`. Training so computes what step-by-step decoding computes.
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::decoder_layer::{DecoderLayer, LayerShape, LayerWeights};
+use super::unroll_plan::UnrollPlan;
 use super::{
     AnchorDraw, Committed, DraftState, Drafter, DrafterContext, TrainedHead, last_rows, params,
-    rope_table, slot_rows,
+    rope_table,
 };
 use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
 use crate::error::ModelError;
@@ -21,7 +22,7 @@ use crate::layers::attention::{Causal, HeadShape, attend};
 use crate::layers::follow;
 use crate::layers::linear::linear;
 use crate::layers::norm::rms_norm;
-use crate::layers::rope::{RopeAngles, RopeTable};
+use crate::layers::rope::RopeTable;
 use crate::layers::unrolled::unrolled_attention;
 use crate::slot::{Slot, batch_slots};
 use crate::target::forward::positions;
@@ -167,7 +168,9 @@ impl Drafter for Mtp {
         ends: &TargetEnds,
         compute: FloatDType,
     ) -> Tensor<2> {
-        slot_rows(self.unroll(batch, ends, compute), slots)
+        let plan = UnrollPlan::new(batch, slots);
+        let steps = self.unroll(&plan, &batch.states.final_hidden, ends, compute);
+        plan.slot_rows(steps, slots)
     }
 
     fn head(&self) -> Tensor<2> {
@@ -222,37 +225,52 @@ impl Drafter for Mtp {
 }
 
 impl Mtp {
-    /// Outputs after the head's own final norm for every step, `[B, S, H]` each, in f32.
-    ///
-    /// Row `t` of step `s` is meaningful where token `x_{t+1+s}` exists, as for EAGLE-3.
-    pub fn unroll(
+    /// Outputs of the queries after the head's own final norm for every step, `[1, N, H]` each, in f32.
+    fn unroll(
         &self,
-        batch: &DraftBatch,
+        plan: &UnrollPlan<'_>,
+        final_hidden: &Tensor<3>,
         ends: &TargetEnds,
         compute: FloatDType,
     ) -> Vec<Tensor<3>> {
         let device = self.norm.val().device();
         let inner = device.clone().inner();
-        let [num_rows, len, width] = batch.states.final_hidden.dims();
-        let input = |x: Tensor<3>| follow(&device, x).cast(compute);
-        let causal = Causal::new(&vec![0; num_rows], len, len);
-        let final_hidden = batch.states.final_hidden.clone().flatten(0, 1);
-        let mut hidden = input(ends.normed(final_hidden).reshape([num_rows, len, width]));
         let weights = self.weights(compute);
-        let mut outputs = Vec::with_capacity(self.shape.num_steps);
-        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        let input = |x: Tensor<3>| follow(&device, x).cast(compute);
+        let embed = |ids: Tensor<2, Int>| ends.embed(ids).cast(FloatDType::F32);
+        let causal = plan.causal();
+        let normed = ends.normed(plan.context_of(final_hidden).squeeze_dim::<2>(0));
+        let mut embedded = embed(plan.context_ids(&inner));
+        if self.shape.zero_first_embedding {
+            embedded = embedded * plan.is_not_first(&inner); // later steps never stand at position 0
+        }
+        let context = self.join(&weights, input(embedded), input(normed.unsqueeze_dim(0)));
+        let angles = self.rope.at(plan.context_positions(&inner)).follow(&device);
+        let layer = &weights.layer;
+        let x = layer.normed(context.clone());
+        let padded = plan.context.pad(x.clone());
+        let mut keys = vec![angles.rotate(layer.keys(padded.clone()))];
+        let mut values = vec![layer.values(padded)];
+        let mut joined = plan.queries_of(context);
+        let mut x = plan.queries.pad(plan.queries_of(x)); // [B, A, H]
+        let mut outputs: Vec<Tensor<3>> = Vec::with_capacity(self.shape.num_steps);
         for step in 0..self.shape.num_steps {
-            let embedded = ends.embed(batch.tokens.shifted_ids(step + 1, &inner));
-            let starts = vec![step; num_rows];
-            let embedded = embedded.cast(FloatDType::F32) * self.embedding_scale(&starts, len);
-            let angles = self.rope.at(positions(&starts, len, &inner));
-            let joined = self.join(&weights, input(embedded), hidden);
-            let projected = project(&weights.layer, joined.clone(), &angles.follow(&device));
-            keys.push(projected.k);
-            values.push(projected.v);
-            let mixed = unrolled_attention(self.shape.heads, projected.q, &keys, &values, &causal);
-            hidden = self.finish(&weights, joined, mixed);
-            outputs.push(hidden.clone().cast(FloatDType::F32));
+            let angles = self
+                .rope
+                .at(plan.query_positions(step, &inner))
+                .follow(&device);
+            if let Some(hidden) = outputs.last() {
+                let embedded = embed(plan.query_ids(step, &inner));
+                joined = self.join(&weights, input(embedded), hidden.clone().cast(compute));
+                x = plan.queries.pad(layer.normed(joined.clone()));
+                keys.push(angles.rotate(layer.keys(x.clone())));
+                values.push(layer.values(x.clone()));
+            }
+            let q = angles.rotate(layer.queries(x.clone()));
+            let mixed = unrolled_attention(self.shape.heads, q, &keys, &values, &causal);
+            let mixed = plan.queries.flatten(HeadShape::merge(mixed));
+            let hidden = self.finish(&weights, joined.clone(), mixed);
+            outputs.push(hidden.cast(FloatDType::F32));
         }
         outputs
     }
@@ -294,7 +312,7 @@ impl Mtp {
         linear(Tensor::cat(halves, 2), weights.input_proj.clone())
     }
 
-    fn finish(&self, weights: &Weights, joined: Tensor<3>, mixed: Tensor<4>) -> Tensor<3> {
+    fn finish(&self, weights: &Weights, joined: Tensor<3>, mixed: Tensor<3>) -> Tensor<3> {
         let hidden = weights.layer.finish(joined, mixed);
         rms_norm(hidden, self.norm.val(), self.shape.eps)
     }
@@ -312,15 +330,18 @@ impl Mtp {
         let starts = cache.lens().to_vec();
         let angles = self.rope.at(positions(&starts, len, &embedded.device()));
         let joined = self.join(&weights, embedded, hidden);
-        let projected = project(&weights.layer, joined.clone(), &angles);
+        let x = weights.layer.normed(joined.clone());
+        let q = angles.rotate(weights.layer.queries(x.clone()));
+        let k = angles.rotate(weights.layer.keys(x.clone()));
+        let v = weights.layer.values(x);
         let num_keys = starts.iter().max().copied().unwrap_or(0) + len;
         let causal = Causal::new(&starts, len, num_keys);
-        let (keys, values) = cache.append(0, projected.k, projected.v);
-        let mixed = attend(self.shape.heads, projected.q, keys, values, &causal);
+        let (keys, values) = cache.append(0, k, v);
+        let mixed = attend(self.shape.heads, q, keys, values, &causal);
         for (row, &new) in lens.iter().enumerate() {
             cache.advance(row, new);
         }
-        self.finish(&weights, joined, mixed)
+        self.finish(&weights, joined, HeadShape::merge(mixed))
     }
 }
 
@@ -328,20 +349,4 @@ impl Mtp {
 struct Weights {
     input_proj: Tensor<2>,
     layer: LayerWeights,
-}
-
-/// Queries, keys and values of one call, `[B, heads, S, D]`.
-struct Projected {
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-}
-
-fn project(layer: &LayerWeights, joined: Tensor<3>, angles: &RopeAngles) -> Projected {
-    let x = layer.normed(joined);
-    Projected {
-        q: angles.rotate(layer.queries(x.clone())),
-        k: angles.rotate(layer.keys(x.clone())),
-        v: layer.values(x),
-    }
 }

@@ -54,12 +54,12 @@ impl HeadShape {
     }
 }
 
-/// Which keys each query sees: query `i` of row `b` stands at position `starts[b] + i` and sees the keys
-/// at positions up to its own.
+/// Which keys each query sees: those at positions up to its own.
 #[derive(Clone, Debug)]
 pub struct Causal {
-    starts: Vec<usize>,
-    len: usize,
+    /// How many keys each query sees, from the first on, `[B, S]` flat.
+    visible: Vec<usize>,
+    num_rows: usize,
     num_keys: usize,
     mask: OnceLock<Tensor<4>>,
 }
@@ -67,9 +67,17 @@ pub struct Causal {
 impl Causal {
     /// `len` queries a row after `starts[b]` earlier keys, among `num_keys` keys.
     pub fn new(starts: &[usize], len: usize, num_keys: usize) -> Self {
+        let rows = starts.iter();
+        let positions = rows.flat_map(|&start| start..start + len).collect();
+        Self::at(positions, starts.len(), num_keys)
+    }
+
+    /// Queries at the given positions, `[B, S]` flat, among `num_keys` keys.
+    pub fn at(positions: Vec<usize>, num_rows: usize, num_keys: usize) -> Self {
+        let positions = positions.into_iter();
         Self {
-            starts: starts.to_vec(),
-            len,
+            visible: positions.map(|p| (p + 1).min(num_keys)).collect(),
+            num_rows,
             num_keys,
             mask: OnceLock::new(),
         }
@@ -77,7 +85,7 @@ impl Causal {
 
     /// The additive mask `[B, 1, S, T]` on `device`, made once.
     pub fn mask(&self, device: &Device) -> Tensor<4> {
-        let make = || causal_mask(&self.starts, self.len, self.num_keys, device);
+        let make = || causal_mask(&self.visible, self.num_rows, self.num_keys, device);
         self.mask.get_or_init(make).clone()
     }
 
@@ -88,7 +96,7 @@ impl Causal {
             return activation::softmax(scores + self.mask(&device), 3);
         }
         let mut values = host::take(scores);
-        host::softmax::causal_softmax(&mut values, &self.starts, self.len, self.num_keys);
+        host::softmax::causal_softmax(&mut values, &self.visible, self.num_rows, self.num_keys);
         host::give(values, shape, &device)
     }
 }
@@ -122,17 +130,15 @@ pub fn scores(shape: HeadShape, q: Tensor<4>, k: Tensor<4>, head_dim: usize) -> 
     shape.unfold_queries(folded, len).cast(FloatDType::F32)
 }
 
-fn causal_mask(starts: &[usize], len: usize, num_keys: usize, device: &Device) -> Tensor<4> {
-    let mut values = Vec::with_capacity(starts.len() * len * num_keys);
-    for start in starts {
-        for query in 0..len {
-            let visible = (start + query + 1).min(num_keys);
-            values.resize(values.len() + visible, 0.0_f32);
-            values.resize(values.len() + num_keys - visible, MASKED);
-        }
+fn causal_mask(visible: &[usize], num_rows: usize, num_keys: usize, device: &Device) -> Tensor<4> {
+    let mut values = Vec::with_capacity(visible.len() * num_keys);
+    for visible in visible {
+        values.resize(values.len() + visible, 0.0_f32);
+        values.resize(values.len() + num_keys - visible, MASKED);
     }
+    let len = visible.len() / num_rows.max(1);
     Tensor::from_data(
-        TensorData::new(values, [starts.len(), 1, len, num_keys]),
+        TensorData::new(values, [num_rows, 1, len, num_keys]),
         device,
     )
 }

@@ -7,6 +7,7 @@ pub mod attention;
 pub mod blocks;
 pub mod linear;
 pub mod norm;
+pub mod ragged;
 pub mod rope;
 pub mod unrolled;
 

@@ -6,7 +6,8 @@ use super::attention::{Causal, HeadShape, attend, scores};
 
 /// Attention of unroll step `s`: causal over the step-0 keys, plus the same row's keys of steps `1 ..= s`.
 ///
-/// `q` `[B, heads, S, D]`; `keys` and `values` hold steps `0 ..= s`, `[B, kv heads, S, D]` each.
+/// `q` `[B, heads, A, D]`; `keys` and `values` hold steps `0 ..= s`, `[B, kv heads, S, D]` of all rows at step
+/// 0 and `[B, kv heads, A, D]` of the queries' rows at later ones.
 pub fn unrolled_attention(
     heads: HeadShape,
     q: Tensor<4>,
@@ -15,6 +16,7 @@ pub fn unrolled_attention(
     causal: &Causal,
 ) -> Tensor<4> {
     let [_, _, len, head_dim] = q.dims();
+    let num_keys = keys[0].dims()[2];
     if keys.len() == 1 {
         return attend(heads, q, keys[0].clone(), values[0].clone(), causal);
     }
@@ -26,15 +28,15 @@ pub fn unrolled_attention(
         let diagonal = (q.clone() * repeat_heads(heads, key.clone()))
             .sum_dim(3)
             .mul_scalar(scale);
-        columns.push(diagonal.cast(FloatDType::F32)); // [B, heads, S, 1]
+        columns.push(diagonal.cast(FloatDType::F32)); // [B, heads, A, 1]
     }
     let weights = activation::softmax(Tensor::cat(columns, 3), 3).cast(dtype);
     let past = heads
-        .fold_queries(weights.clone().narrow(3, 0, len))
+        .fold_queries(weights.clone().narrow(3, 0, num_keys))
         .matmul(values[0].clone());
     let mut mixed = heads.unfold_queries(past, len);
     for (index, value) in values[1..].iter().enumerate() {
-        let weight = weights.clone().narrow(3, len + index, 1);
+        let weight = weights.clone().narrow(3, num_keys + index, 1);
         mixed = mixed + weight * repeat_heads(heads, value.clone());
     }
     mixed

@@ -224,7 +224,7 @@ fn pitfall_43_a_memorising_stub_reaches_loss_zero_only_under_the_contract() {
 }
 
 /// A slot's outputs depend on the token of its anchor, on those fed back, and on no later one.
-/// Red under: `shifted_ids(step + 1, ..)` replaced by `shifted_ids(step + 2, ..)`.
+/// Red under: `a + step` in `UnrollPlan::query_ids` replaced by `a + step + 1`, and `t + 1` in `context_ids` by `t + 2`.
 #[test]
 fn a_later_token_never_changes_an_earlier_slot() {
     for fixture in Fixture::of_every_family() {

@@ -359,8 +359,8 @@ fn golden_order(golden: &Golden, slots: &[Slot]) -> Vec<usize> {
     order
 }
 
-/// Red under (each seen), EAGLE-3: depth-major rotary position left at `t`; `step + 1` in `shifted_ids`
-/// replaced by `step`; the embedding half behind the hidden half; `norm_before_residual` ignored;
+/// Red under (each seen), EAGLE-3: depth-major rotary position left at `t`; `t + 1` in
+/// `UnrollPlan::context_ids` replaced by `t`; the embedding half behind the hidden half; `norm_before_residual` ignored;
 /// the diagonal keys of earlier steps dropped; `aux_norm` or `norm_output` ignored.
 #[test]
 fn logits_equal_the_golden() {
