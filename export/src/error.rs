@@ -101,7 +101,10 @@ impl Diagnose for ExportError {
         match self {
             Self::Model(error) => error.hint(),
             Self::UnknownFormat { .. } => Some("set `export.formats`".to_owned()),
-            Self::NoLayout { .. } => Some("choose another of `export.formats`".to_owned()),
+            Self::NoLayout { .. } => Some(
+                "choose another of `export.formats`; without one the drafter is trained and measured only"
+                    .to_owned(),
+            ),
             Self::NotExpressible { .. } => {
                 Some("train with the setting that the engines use".to_owned())
             }

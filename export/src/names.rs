@@ -44,13 +44,15 @@ pub const HEAD: &str = "lm_head.weight";
 /// Prefix of the tensors of an MTP head.
 pub const MTP_PREFIX: &str = "model.mtp_layers.0";
 
-/// All tensors of a drafter with their foreign names, in the order they are written.
+/// All tensors of a drafter with their foreign names, in the order they are written; none of a family that no
+/// layout holds.
 pub fn tensor_names(card: &DrafterCard, prefix: LayerPrefix) -> Vec<TensorName> {
     match &card.drafter {
         DrafterConfig::Eagle3(config) => eagle3(card, config, prefix),
         DrafterConfig::Mtp(_) => mtp(card),
         DrafterConfig::Dflash(config) => dflash(card, config, ""),
         DrafterConfig::Dspark(config) => dspark(card, config),
+        _ => Vec::new(),
     }
 }
 

@@ -29,11 +29,21 @@ impl Exporter for Native {
             DrafterConfig::Mtp(config) => mtp::native(source, config),
             DrafterConfig::Dflash(config) => dflash::native(source, config),
             DrafterConfig::Dspark(config) => dspark::native(source, config),
+            other => Err(ExportError::NoLayout {
+                format: self.name(),
+                family: other.family(),
+            }),
         }
     }
 
-    fn can_hold(&self, _drafter: &DrafterConfig) -> bool {
-        true
+    fn can_hold(&self, drafter: &DrafterConfig) -> bool {
+        matches!(
+            drafter,
+            DrafterConfig::Eagle3(_)
+                | DrafterConfig::Mtp(_)
+                | DrafterConfig::Dflash(_)
+                | DrafterConfig::Dspark(_)
+        )
     }
 
     fn check(&self, drafter: &DrafterConfig, target: &TargetSpec) -> Result<(), ExportError> {

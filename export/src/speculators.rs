@@ -30,16 +30,19 @@ impl Exporter for Speculators {
             DrafterConfig::Eagle3(config) => eagle3(source, config),
             DrafterConfig::Dflash(config) => dflash::speculators(source, config),
             DrafterConfig::Dspark(config) => dspark::speculators(source, config),
-            DrafterConfig::Mtp(_) => Err(ExportError::NoLayout {
+            other => Err(ExportError::NoLayout {
                 format: self.name(),
-                family: source.card.drafter.family(),
+                family: other.family(),
             }),
         }
     }
 
     /// Not MTP: the package has a layout for it, but no engine reads that.
     fn can_hold(&self, drafter: &DrafterConfig) -> bool {
-        !matches!(drafter, DrafterConfig::Mtp(_))
+        matches!(
+            drafter,
+            DrafterConfig::Eagle3(_) | DrafterConfig::Dflash(_) | DrafterConfig::Dspark(_)
+        )
     }
 }
 

@@ -1,8 +1,10 @@
 //! Real decoding, the exact evaluator and whole reports on a tiny random target.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod cache;
 mod exactness;
+#[path = "../../../models/tests/shared/families.rs"]
+mod families;
 mod greedy;
 mod sampling_law;
 mod stop_tokens;

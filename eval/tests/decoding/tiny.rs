@@ -9,7 +9,7 @@ use draftsmith_eval::decode::{
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::propose::{DraftRule, DraftToken, NoProposer, ProposeRow, Proposer};
 use draftsmith_eval::verify;
-use draftsmith_models::drafter::{AnyDrafter, Committed, DrafterConfig, DrafterContext, FAMILIES};
+use draftsmith_models::drafter::{AnyDrafter, Committed, DrafterContext};
 use draftsmith_models::file::write_atomic;
 use draftsmith_models::rng::{Purpose, Stream, stable_hash};
 use draftsmith_models::sample::Sampling;
@@ -17,6 +17,8 @@ use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::{NamedTensor, write_safetensors};
 use safetensors::Dtype;
+
+use crate::families::Family;
 
 pub(crate) const VOCAB: usize = 16;
 const HIDDEN: usize = 16;
@@ -84,31 +86,19 @@ pub(crate) fn target() -> TargetModel {
 
 /// A fresh EAGLE-3 drafter of four depths.
 pub(crate) fn drafter(target: &TargetModel, vocab: &VocabMap) -> AnyDrafter {
-    drafter_of("eagle3", target, vocab)
+    drafter_of(&Family::named("eagle3"), target, vocab)
 }
 
 /// A fresh drafter of four depths of every family.
 pub(crate) fn drafters(target: &TargetModel, vocab: &VocabMap) -> Vec<AnyDrafter> {
-    let families = FAMILIES.iter();
+    let families = Family::all().into_iter();
     families
-        .map(|family| drafter_of(family, target, vocab))
+        .map(|family| drafter_of(&family, target, vocab))
         .collect()
 }
 
-fn drafter_of(family: &str, target: &TargetModel, vocab: &VocabMap) -> AnyDrafter {
-    let config = match family {
-        "eagle3" => serde_json::json!({ "aux_layer_ids": [0, 1, 2], "ttt_steps": 4 }),
-        "mtp" => serde_json::json!({ "depths": 4 }),
-        "dflash" => serde_json::json!({
-            "aux_layer_ids": [0, 1, 2], "mask_token": 14, "num_layers": 2, "block_size": 5,
-        }),
-        "dspark" => serde_json::json!({
-            "aux_layer_ids": [0, 1, 2], "mask_token": 14, "num_layers": 2, "block_size": 4,
-            "markov_rank": 3,
-        }),
-        other => panic!("no settings of `{other}`"),
-    };
-    let config = DrafterConfig::deserialize_family(family, config).unwrap();
+fn drafter_of(family: &Family, target: &TargetModel, vocab: &VocabMap) -> AnyDrafter {
+    let config = family.config(4);
     let context = DrafterContext {
         target: target.spec(),
         ends: target.ends(),

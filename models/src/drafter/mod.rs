@@ -220,6 +220,7 @@ macro_rules! drafter_families {
         /// Settings of one drafter, tagged by the name of its family.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
+        #[non_exhaustive] // a match outside this crate says what holds for a family it does not know
         pub enum DrafterConfig {
             $(#[doc = concat!("`[drafter.", $name, "]`")] #[serde(rename = $name)] $variant($config)),+
         }

@@ -144,13 +144,10 @@ impl KvCache {
 
     /// Keeps only the given rows, in the given order.
     pub fn select_rows(&mut self, rows: &[usize]) {
-        let Some(first) = self.layers.first() else {
-            return;
-        };
-        let indices = crate::batch::index_tensor(rows.iter().copied(), &first.keys.device());
         for layer in &mut self.layers {
+            let indices = crate::batch::index_tensor(rows.iter().copied(), &layer.keys.device());
             layer.keys = layer.keys.clone().select(0, indices.clone());
-            layer.values = layer.values.clone().select(0, indices.clone());
+            layer.values = layer.values.clone().select(0, indices);
         }
         self.lens = rows.iter().map(|&row| self.lens[row]).collect();
     }

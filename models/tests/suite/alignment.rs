@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use draftsmith_models::batch::{DraftBatch, TargetStates, TokenBatch};
-use draftsmith_models::drafter::{AnchorDraw, AnyDrafter, DrafterConfig, DrafterContext, FAMILIES};
+use draftsmith_models::drafter::{AnchorDraw, AnyDrafter, DrafterConfig, DrafterContext};
 use draftsmith_models::objective::{
     Normalize, Objective, ObjectiveConfig, ObjectiveInput, ObjectiveOutput, SlotWeight, Teacher,
 };
@@ -11,28 +11,13 @@ use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::host_values;
 
+use crate::families::Family;
 use crate::support::{assert_close, normal, row, states_of, tensor, tiny_target};
 
-pub(crate) const STEPS: usize = 3;
-
-/// Settings of a family for the tiny target, with [`STEPS`] depths.
-pub(crate) fn config(family: &str) -> DrafterConfig {
-    let settings = match family {
-        "eagle3" => serde_json::json!({ "ttt_steps": STEPS, "aux_layer_ids": [1, 3, 4] }),
-        "mtp" => serde_json::json!({ "depths": STEPS }),
-        "dflash" => serde_json::json!({
-            "mask_token": 7, "block_size": STEPS + 1, "num_layers": 2, "aux_layer_ids": [1, 3, 4],
-        }),
-        "dspark" => serde_json::json!({
-            "mask_token": 7, "block_size": STEPS, "num_layers": 2, "aux_layer_ids": [1, 3, 4],
-            "markov_rank": 4,
-        }),
-        other => panic!("no settings of `{other}`"),
-    };
-    DrafterConfig::deserialize_family(family, settings).unwrap()
-}
+const STEPS: usize = 3;
 
 struct Fixture {
+    family: Family,
     target: TargetModel,
     drafter: AnyDrafter,
     batch: DraftBatch,
@@ -41,11 +26,11 @@ struct Fixture {
 
 impl Fixture {
     fn of_every_family() -> Vec<Self> {
-        FAMILIES.iter().map(|family| Self::new(family)).collect()
+        Family::all().into_iter().map(Self::new).collect()
     }
 
     /// 12 tokens, all different, with the assistant span 6 ..= 9 (9 is END).
-    fn new(family: &str) -> Self {
+    fn new(family: Family) -> Self {
         let target = tiny_target("base");
         let ids: Vec<u32> = (0..12).map(|t| 20 + 7 * t).collect();
         let turns = [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0];
@@ -58,11 +43,12 @@ impl Fixture {
             ends: target.ends(),
             vocab: &vocab,
         };
-        let drafter = AnyDrafter::init(&config(family), context, 3, &Device::flex()).unwrap();
+        let drafter = AnyDrafter::init(&family.config(STEPS), context, 3, &Device::flex()).unwrap();
         let states = states_of(&target, &tokens, &drafter.state_spec().aux_layer_ids);
         Self {
             slots: valid_slots(&turns, 0, STEPS),
             batch: DraftBatch { tokens, states },
+            family,
             target,
             drafter,
         }
@@ -161,13 +147,9 @@ fn pitfall_43_every_family_reads_and_predicts_what_its_table_says() {
             let token = (0..12)
                 .rev()
                 .find(|&position| is_moved(&fixture.with_token(position, 300), &slot));
-            // DSpark's bias is fed the token in front of the label, as the unrolled families are.
-            let fed = if family == "dflash" {
-                anchor
-            } else {
-                anchor + depth
-            };
-            let expected = (Some(anchor - 1), Some(fed), anchor + 1 + depth);
+            let reads = fixture.family.reads();
+            let fed = (0..12).rev().find(|&position| reads.has(&slot, position));
+            let expected = (Some(anchor - 1), fed, anchor + 1 + depth);
             assert_eq!(
                 (state, token, slot.label_position()),
                 expected,
@@ -180,7 +162,7 @@ fn pitfall_43_every_family_reads_and_predicts_what_its_table_says() {
 /// A stub that knows the text by heart reaches loss 0 under the documented labels, and under no shift of them.
 #[test]
 fn pitfall_43_a_memorising_stub_reaches_loss_zero_only_under_the_contract() {
-    let fixture = Fixture::new("eagle3");
+    let fixture = Fixture::new(Family::named("eagle3"));
     let vocab = VocabMap::full(320);
     let ids = &fixture.batch.tokens.rows[0].ids;
     let loss = |shift: isize| {
@@ -232,18 +214,7 @@ fn a_later_token_never_changes_an_earlier_slot() {
         for position in 0..12 {
             let changed = fixture.with_token(position, 300);
             let after = host_values(&fixture.hidden(&changed));
-            let reads = |slot: &Slot| match fixture.drafter {
-                // A block reads its anchor; everything before it speaks through the states.
-                AnyDrafter::Dflash(_) => slot.anchor == position,
-                // Its bias reads the token in front of the predicted one, too.
-                AnyDrafter::Dspark(_) => {
-                    slot.anchor == position || slot.teacher_position() == position
-                }
-                // Row t = 0 would read token 1, but its embedding is left out at position 0.
-                AnyDrafter::Mtp(_) => position >= 2 && slot.teacher_position() >= position,
-                // Token 0 is never fed: row t = 0 reads token 1.
-                AnyDrafter::Eagle3(_) => position >= 1 && slot.teacher_position() >= position,
-            };
+            let reads = |slot: &Slot| fixture.family.reads().has(slot, position);
             let expected: Vec<Slot> = fixture.slots.iter().copied().filter(reads).collect();
             let what = format!("{}, token {position}", fixture.drafter.family());
             assert_eq!(fixture.moved(&before, &after), expected, "{what}");
@@ -350,7 +321,7 @@ fn drawn_anchors_are_a_function_of_seed_step_and_row() {
 }
 
 /// All states at positions `position ..` replaced by noise.
-fn perturbed(states: &TargetStates, position: usize) -> TargetStates {
+pub(crate) fn perturbed(states: &TargetStates, position: usize) -> TargetStates {
     let noise = |states: &Tensor<3>| {
         let [rows, len, width] = states.dims();
         let values = normal(77, rows * (len - position) * width, 5.0);

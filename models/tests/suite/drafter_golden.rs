@@ -5,13 +5,8 @@ use std::collections::BTreeMap;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor};
 use draftsmith_models::batch::{DraftBatch, TargetStates, TokenBatch};
-use draftsmith_models::drafter::dflash::{BlockLayout, DflashConfig};
-use draftsmith_models::drafter::dspark::DsparkConfig;
-use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3, Eagle3Config};
-use draftsmith_models::drafter::mtp::{HalfOrder, MtpConfig};
-use draftsmith_models::drafter::{
-    AnyDrafter, Drafter, DrafterConfig, DrafterContext, HeadMode, MaskToken,
-};
+use draftsmith_models::drafter::eagle3::{Eagle3, Eagle3Config};
+use draftsmith_models::drafter::{AnyDrafter, Drafter, DrafterConfig, DrafterContext, HeadMode};
 use draftsmith_models::layers::rope::{RopeScaling, RopeSpec};
 use draftsmith_models::objective::{
     Objective, ObjectiveConfig, ObjectiveInput, ObjectiveOutput, SlotWeight, Teacher,
@@ -21,6 +16,7 @@ use draftsmith_models::target::{TargetEnds, TargetSpec};
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::{WeightFolder, host_values, write_safetensors};
 
+use crate::families::{CaseTarget, Family};
 use crate::support::{Golden, assert_close, golden_path, largest, normal, row};
 
 const HIDDEN: usize = 16;
@@ -42,92 +38,28 @@ pub(crate) struct Case {
     pub(crate) ends: TargetEnds,
     pub(crate) vocab: VocabMap,
     pub(crate) batch: DraftBatch,
+    /// Family and name, for messages.
+    pub(crate) what: String,
+    family: Family,
     config: DrafterConfig,
 }
 
-/// Family and name of every case.
-pub(crate) const CASES: [(&str, &str); 10] = [
-    ("eagle3", "plain"),
-    ("eagle3", "normed_residual"),
-    ("eagle3", "normed_states"),
-    ("eagle3", "llama3_full_vocab"),
-    ("mtp", "hidden_first"),
-    ("mtp", "embedding_first"),
-    ("dflash", "anchor_as_bonus"),
-    ("dflash", "anchor_predicts"),
-    ("dspark", "full_vocab"),
-    ("dspark", "reduced"),
-];
-
-/// The settings of each generator's case.
-fn config(family: &str, name: &str) -> DrafterConfig {
-    match family {
-        "eagle3" => DrafterConfig::Eagle3(eagle3_config(name)),
-        "mtp" => DrafterConfig::Mtp(MtpConfig {
-            depths: 3,
-            half_order: if name == "hidden_first" {
-                HalfOrder::HiddenFirst
-            } else {
-                HalfOrder::EmbeddingFirst
-            },
-            zero_first_embedding: name == "hidden_first",
-        }),
-        "dflash" => DrafterConfig::Dflash(DflashConfig {
-            mask_token: MaskToken::Id(47),
-            aux_layer_ids: Some(vec![0, 1, 2]),
-            num_layers: 2,
-            block_size: 4,
-            layout: if name == "anchor_predicts" {
-                BlockLayout::AnchorPredicts
-            } else {
-                BlockLayout::AnchorAsBonus
-            },
-            anchors_per_row: 512,
-            blocks_per_pass: 512,
-            intermediate_size: None,
-        }),
-        "dspark" => DrafterConfig::Dspark(DsparkConfig {
-            mask_token: MaskToken::Id(47),
-            aux_layer_ids: Some(vec![0, 1, 2]),
-            num_layers: 2,
-            block_size: 4,
-            markov_rank: 5,
-            confidence_weight: 1.0,
-            anchors_per_row: 512,
-            blocks_per_pass: 512,
-            intermediate_size: None,
-        }),
-        other => panic!("no golden of `{other}`"),
-    }
-}
-
-fn eagle3_config(name: &str) -> Eagle3Config {
-    Eagle3Config {
-        aux_layer_ids: Some(vec![0, 1, 2]),
-        ttt_steps: 4,
-        aux_norm: if name == "normed_states" {
-            AuxNorm::Concatenated
-        } else {
-            AuxNorm::None
-        },
-        norm_before_residual: name.starts_with("normed"),
-        norm_output: name == "normed_states",
-        head: HeadMode::Trained,
-        intermediate_size: None,
-    }
-}
-
-/// Cases with the whole vocabulary.
-const FULL_VOCAB: [&str; 4] = [
-    "llama3_full_vocab",
-    "embedding_first",
-    "anchor_as_bonus",
-    "full_vocab",
-];
-
 impl Case {
-    pub(crate) fn open(family: &str, name: &str) -> Self {
-        let path = golden_path(family).join(format!("{name}.safetensors"));
+    /// The cases of all families, which are the files of their folders.
+    pub(crate) fn all() -> Vec<Self> {
+        let families = Family::all().into_iter();
+        let cases = families.flat_map(|family| {
+            let cases = family.cases();
+            assert!(!cases.is_empty(), "`{}` has no golden case", family.name);
+            cases
+                .into_iter()
+                .map(move |name| Self::open(&family, &name))
+        });
+        cases.collect()
+    }
+
+    fn open(family: &Family, name: &str) -> Self {
+        let path = golden_path(family.name).join(format!("{name}.safetensors"));
         let golden = Golden::open(&path);
         let device = Device::flex();
         let ends = TargetEnds {
@@ -136,18 +68,17 @@ impl Case {
             head: golden.tensor("target_head", &device),
             rms_norm_eps: 1e-5,
         };
-        let vocab = if FULL_VOCAB.contains(&name) {
+        let vocab = if golden.shape("logits")[1] == VOCAB {
             VocabMap::full(VOCAB)
         } else {
             VocabMap::new(KEEP.to_vec(), VOCAB).unwrap()
         };
         Self {
-            spec: TargetSpec {
-                qk_norm: name == "embedding_first",
-                ..spec(name == "llama3_full_vocab")
-            },
+            spec: spec(family.case(name).target),
             batch: batch(&golden),
-            config: config(family, name),
+            what: format!("{} {name}", family.name),
+            config: family.case_config(name),
+            family: family.clone(),
             golden,
             ends,
             vocab,
@@ -171,6 +102,21 @@ impl Case {
             .unwrap()
             .load_tensors(&WeightFolder::open_file(&path).unwrap())
             .unwrap()
+    }
+
+    /// The gradient of the head by parameter: the parameters of the head stand side by side.
+    fn head_gradients(&self, head: &Tensor<2>) -> BTreeMap<String, Vec<f32>> {
+        let mut start = 0;
+        let names = self.family.parameters().head.iter();
+        let parts = names.map(|name| {
+            let width = self.golden.shape(&format!("weight.{name}"))[1];
+            let part = head.clone().narrow(1, start, width);
+            start += width;
+            (name.clone(), host_values(&part))
+        });
+        let parts = parts.collect();
+        assert_eq!(start, head.dims()[1], "{}: columns of the head", self.what);
+        parts
     }
 
     fn slots(&self, drafter: &AnyDrafter) -> Vec<Slot> {
@@ -201,7 +147,7 @@ impl Case {
     }
 }
 
-fn spec(llama3: bool) -> TargetSpec {
+fn spec(target: CaseTarget) -> TargetSpec {
     TargetSpec {
         model_type: "llama".to_owned(),
         vocab_size: VOCAB,
@@ -214,7 +160,7 @@ fn spec(llama3: bool) -> TargetSpec {
         rms_norm_eps: 1e-5,
         rope: RopeSpec {
             theta: 10_000.0,
-            scaling: if llama3 {
+            scaling: if target.llama3 {
                 RopeScaling::Llama3 {
                     factor: 8.0,
                     low_freq_factor: 1.0,
@@ -227,7 +173,7 @@ fn spec(llama3: bool) -> TargetSpec {
         },
         max_position_embeddings: 64,
         tie_word_embeddings: false,
-        qk_norm: false,
+        qk_norm: target.qk_norm,
         qkv_bias: false,
         bos_token_id: None,
         eos_token_ids: Vec::new(),
@@ -364,8 +310,7 @@ fn golden_order(golden: &Golden, slots: &[Slot]) -> Vec<usize> {
 /// the diagonal keys of earlier steps dropped; `aux_norm` or `norm_output` ignored.
 #[test]
 fn logits_equal_the_golden() {
-    for (family, name) in CASES {
-        let case = Case::open(family, name);
+    for case in Case::all() {
         let drafter = case.drafter(&Device::flex());
         let slots = case.slots(&drafter);
         let hidden = drafter.draft_slots(&case.batch, &slots, &case.ends, FloatDType::F32);
@@ -375,7 +320,7 @@ fn logits_equal_the_golden() {
         let scale = largest(&expected);
         for (place, index) in golden_order(&case.golden, &slots).into_iter().enumerate() {
             assert_close(
-                &format!("{family} {name}, {:?}", slots[place]),
+                &format!("{}, {:?}", case.what, slots[place]),
                 &logits[place * width..(place + 1) * width],
                 &expected[index * width..(index + 1) * width],
                 TOLERANCE * scale,
@@ -389,8 +334,7 @@ fn logits_equal_the_golden() {
 #[test]
 fn losses_and_all_gradients_equal_the_golden() {
     let device = Device::flex().autodiff();
-    for (family, name) in CASES {
-        let case = Case::open(family, name);
+    for case in Case::all() {
         let drafter = case.drafter(&device);
         let slots = case.slots(&drafter);
         for loss in LOSSES {
@@ -399,16 +343,8 @@ fn losses_and_all_gradients_equal_the_golden() {
             check_values(&case, &slots, &output, loss);
             let surrogate = (hidden * output.grad_hidden.autodiff()).sum();
             let mut found = layer_gradients(&drafter, surrogate);
-            let head = output.grad_head.unwrap();
-            let [_, width] = head.dims();
-            if family == "dspark" {
-                let columns = |start, len| host_values(&head.clone().narrow(1, start, len));
-                found.insert("core.head".to_owned(), columns(0, HIDDEN));
-                found.insert("markov_out".to_owned(), columns(HIDDEN, width - HIDDEN));
-            } else {
-                found.insert("head".to_owned(), host_values(&head));
-            }
-            check_gradients(&case, &found, loss, &format!("{family} {name}"));
+            found.extend(case.head_gradients(&output.grad_head.unwrap()));
+            check_gradients(&case, &found, loss);
         }
     }
 }
@@ -417,8 +353,8 @@ fn losses_and_all_gradients_equal_the_golden() {
 #[test]
 fn the_confidence_is_taught_the_overlap() {
     let device = Device::flex().autodiff();
-    for name in ["full_vocab", "reduced"] {
-        let case = Case::open("dspark", name);
+    let is_taught = |case: &Case| case.golden.contains("confidence.loss");
+    for case in Case::all().into_iter().filter(is_taught) {
         let drafter = case.drafter(&device);
         let slots = case.slots(&drafter);
         let hidden = drafter.draft_slots(&case.batch, &slots, &case.ends, FloatDType::F32);
@@ -430,18 +366,17 @@ fn the_confidence_is_taught_the_overlap() {
         let surrogate = confidence.surrogate(&output.scores.alpha, &scale);
         let product = (hidden * output.grad_hidden.autodiff()).sum();
         let found = layer_gradients(&drafter, product + surrogate);
-        check_gradients(&case, &found, "confidence", name);
+        check_gradients(&case, &found, "confidence");
     }
 }
 
 /// Compares the gradients of all trained parameters; one that is not there must be zero.
-fn check_gradients(case: &Case, found: &BTreeMap<String, Vec<f32>>, loss: &str, what: &str) {
+fn check_gradients(case: &Case, found: &BTreeMap<String, Vec<f32>>, loss: &str) {
     for tensor in case.golden.named("weight.") {
         let name = &tensor.name;
         let expected = case.golden.floats(&format!("{loss}.grad.{name}"));
-        let is_frozen =
-            loss == "confidence" && ["core.head", "markov_out"].contains(&name.as_str());
-        if is_frozen {
+        let is_head = case.family.parameters().head.contains(name);
+        if loss == "confidence" && is_head {
             continue; // the closed form of the head is checked with the losses
         }
         let gradient = found
@@ -449,7 +384,7 @@ fn check_gradients(case: &Case, found: &BTreeMap<String, Vec<f32>>, loss: &str, 
             .cloned()
             .unwrap_or(vec![0.0; expected.len()]);
         let tolerance = TOLERANCE * largest(&expected);
-        let what = format!("{what}, {loss}, gradient of {name}");
+        let what = format!("{}, {loss}, gradient of {name}", case.what);
         assert_close(&what, &gradient, &expected, tolerance);
     }
 }
@@ -473,9 +408,13 @@ fn check_values(case: &Case, slots: &[Slot], output: &ObjectiveOutput, loss: &st
 
 #[test]
 fn a_frozen_head_stays_the_targets_rows_and_changes_nothing_else() {
-    let case = Case::open("eagle3", "plain");
+    let case = Case::open(&Family::named("eagle3"), "plain");
     let device = Device::flex().autodiff();
-    let trained = eagle3_config("plain");
+    let trained = Eagle3Config {
+        aux_layer_ids: Some(vec![0, 1, 2]),
+        ttt_steps: 4,
+        ..Eagle3Config::default()
+    };
     let frozen = Eagle3Config {
         head: HeadMode::Frozen,
         ..trained.clone()
@@ -502,8 +441,7 @@ fn a_frozen_head_stays_the_targets_rows_and_changes_nothing_else() {
 
 #[test]
 fn reading_back_what_was_written_gives_equal_logits() {
-    for (family, name) in CASES {
-        let case = Case::open(family, name);
+    for case in Case::all() {
         let drafter = case.drafter(&Device::flex());
         for tensor in drafter.to_tensors() {
             let name = format!("weight.{}", tensor.name);
@@ -514,7 +452,7 @@ fn reading_back_what_was_written_gives_equal_logits() {
                 .iter()
                 .flat_map(|value| value.to_le_bytes())
                 .collect();
-            assert!(tensor.bytes == bytes, "{family} {name}");
+            assert!(tensor.bytes == bytes, "{} {name}", case.what);
         }
     }
 }

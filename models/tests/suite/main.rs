@@ -10,6 +10,8 @@
 
 mod alignment;
 mod drafter_golden;
+#[path = "../shared/families.rs"]
+mod families;
 mod kv_cache;
 mod objective;
 mod parity;

@@ -2,21 +2,22 @@
 
 use burn::tensor::{Device, FloatDType};
 use draftsmith_models::batch::{DraftBatch, TokenBatch};
-use draftsmith_models::drafter::{AnyDrafter, DrafterConfig, DrafterContext, FAMILIES};
+use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
 use draftsmith_models::parity::{Rounds, replay};
 use draftsmith_models::rng::{Purpose, Stream};
 use draftsmith_models::slot::{batch_slots, valid_slots};
 use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
 
-use crate::drafter_golden::{CASES, Case};
+use crate::drafter_golden::Case;
+use crate::families::Family;
 use crate::support::{row, states_of, tiny_target};
 
 /// The same f32 sums in another order: a few units of 6e-8 per step, relative to the largest logit.
 const TOLERANCE: f32 = 5e-6;
 
 /// A trained-looking drafter and a batch with states of the tiny target.
-fn drafter_and_batch(family: &str, turns: &[&[u32]], depths: usize) -> (AnyDrafter, DraftBatch) {
+fn drafter_and_batch(family: &Family, turns: &[&[u32]], depths: usize) -> (AnyDrafter, DraftBatch) {
     let target = tiny_target("base");
     let rows = turns.iter().enumerate().map(|(index, turns)| {
         let mut stream = Stream::new(5, Purpose::Check, index as u64);
@@ -26,28 +27,15 @@ fn drafter_and_batch(family: &str, turns: &[&[u32]], depths: usize) -> (AnyDraft
     let tokens = TokenBatch {
         rows: rows.collect(),
     };
-    let layers: &[usize] = if family == "mtp" { &[] } else { &[1, 3, 4] };
-    let states = states_of(&target, &tokens, layers);
     let vocab = VocabMap::new((0..320).step_by(3).collect(), 320).unwrap();
-    let settings = match family {
-        "eagle3" => serde_json::json!({ "ttt_steps": depths, "aux_layer_ids": [1, 3, 4] }),
-        "mtp" => serde_json::json!({ "depths": depths }),
-        "dflash" => serde_json::json!({
-            "mask_token": 7, "block_size": depths + 1, "num_layers": 2, "aux_layer_ids": [1, 3, 4],
-        }),
-        "dspark" => serde_json::json!({
-            "mask_token": 7, "block_size": depths, "num_layers": 2, "aux_layer_ids": [1, 3, 4],
-            "markov_rank": 4,
-        }),
-        other => panic!("no settings of `{other}`"),
-    };
-    let config = DrafterConfig::deserialize_family(family, settings).unwrap();
     let context = DrafterContext {
         target: target.spec(),
         ends: target.ends(),
         vocab: &vocab,
     };
+    let config = family.config(depths);
     let drafter = AnyDrafter::init(&config, context, 7, &Device::flex()).unwrap();
+    let states = states_of(&target, &tokens, &drafter.state_spec().aux_layer_ids);
     (drafter, DraftBatch { tokens, states })
 }
 
@@ -57,8 +45,9 @@ fn check(turns: &[&[u32]], depths: usize) {
         .iter()
         .map(|turns| valid_slots(turns, 0, depths).len())
         .sum();
-    for family in FAMILIES {
-        let (drafter, batch) = drafter_and_batch(family, turns, depths);
+    for family in Family::all() {
+        let (drafter, batch) = drafter_and_batch(&family, turns, depths);
+        let family = family.name;
         let every = replay(&drafter, &batch, target.ends(), Rounds::EveryAnchor);
         assert_eq!(every.num_slots, all, "{family}: every slot is visited");
         assert!(every.holds(TOLERANCE), "{family}: {every:?}");
@@ -91,12 +80,11 @@ fn rows_of_different_length_and_several_turns() {
 
 #[test]
 fn the_golden_drafters_decode_as_they_were_trained() {
-    for (family, name) in CASES {
-        let case = Case::open(family, name);
+    for case in Case::all() {
         let drafter = case.drafter(&Device::flex());
         for rounds in [Rounds::EveryAnchor, Rounds::Varying] {
             let found = replay(&drafter, &case.batch, &case.ends, rounds);
-            assert!(found.holds(TOLERANCE), "{family} {name}: {found:?}");
+            assert!(found.holds(TOLERANCE), "{}: {found:?}", case.what);
         }
     }
 }
@@ -106,12 +94,12 @@ fn the_golden_drafters_decode_as_they_were_trained() {
 fn padding_and_neighbours_change_nothing() {
     let turns: [&[u32]; 2] = [&[0, 0, 1, 1, 1, 1, 1, 1, 1], &[0, 1, 1, 1]];
     let target = tiny_target("base");
-    for family in FAMILIES {
-        neighbours_change_nothing(family, &turns, &target);
+    for family in Family::all() {
+        neighbours_change_nothing(&family, &turns, &target);
     }
 }
 
-fn neighbours_change_nothing(family: &str, turns: &[&[u32]], target: &TargetModel) {
+fn neighbours_change_nothing(family: &Family, turns: &[&[u32]], target: &TargetModel) {
     let (drafter, both) = drafter_and_batch(family, turns, 3);
     let slots = batch_slots(&both.tokens, 3);
     let together = drafter.draft_slots(&both, &slots, target.ends(), FloatDType::F32);
