@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use draftsmith_models::error::ModelError;
 use draftsmith_models::file;
-use draftsmith_models::weights::write_safetensors;
+use draftsmith_models::weights::{check_finite, write_safetensors};
 
 use crate::Layout;
 use crate::error::ExportError;
@@ -38,9 +38,11 @@ pub fn check_replaceable(out: &Path) -> Result<(), ExportError> {
 /// Writes both files beside `out` under a temporary name, then puts the folder in place.
 ///
 /// # Errors
+/// [`ModelError::NotWritten`] for a tensor that the type of the export cannot hold, before anything is written;
 /// [`ModelError::Io`] naming the path; a temporary folder does not stay behind.
 pub fn write(out: &Path, layout: &Layout) -> Result<(), ExportError> {
     check_replaceable(out)?;
+    check_finite(&layout.tensors, &out.join(WEIGHTS))?;
     let staging = file::temporary_name(out);
     remove_if_present(&staging)?;
     let result = fill(&staging, layout).and_then(|()| put_in_place(&staging, out));

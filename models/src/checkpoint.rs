@@ -10,7 +10,7 @@ use crate::error::ModelError;
 use crate::file;
 use crate::target::{TargetEnds, TargetSpec};
 use crate::vocab::VocabMap;
-use crate::weights::{WeightFolder, write_safetensors};
+use crate::weights::{WeightFolder, check_finite, write_safetensors};
 
 /// Version of `drafter.json`; readers refuse others.
 pub const FORMAT_VERSION: u32 = 1;
@@ -55,23 +55,12 @@ const WEIGHTS: &str = "drafter.safetensors";
 /// Writes a drafter into `folder`; `card.weights_blake3` is filled in.
 ///
 /// # Errors
-/// [`ModelError::NotFinite`] for a parameter that is not finite, before anything is written;
+/// [`ModelError::NotWritten`] for a parameter that is not finite, before anything is written;
 /// [`ModelError::Io`] otherwise.
 pub fn save(folder: &Path, drafter: &AnyDrafter, mut card: DrafterCard) -> Result<(), ModelError> {
     let tensors = drafter.to_tensors();
     let weights = folder.join(WEIGHTS);
-    for tensor in &tensors {
-        let finite = tensor
-            .bytes
-            .chunks_exact(4)
-            .all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite());
-        if !finite {
-            return Err(ModelError::NotFinite {
-                name: tensor.name.clone(),
-                path: weights,
-            });
-        }
-    }
+    check_finite(&tensors, &weights)?;
     write_safetensors(&weights, &tensors, &[("draftsmith", "drafter")])?;
     card.weights_blake3 = blake3::hash(&file::read(&weights)?).to_hex().to_string();
     file::write_json(&folder.join(CARD), &card)

@@ -63,6 +63,19 @@ pub enum ModelError {
         /// The file.
         path: PathBuf,
     },
+    /// A file would hold NaN or infinity.
+    #[error(
+        "`{}` is not written: tensor `{name}` would hold a value that is not finite in {dtype}",
+        path.display()
+    )]
+    NotWritten {
+        /// Full tensor name.
+        name: String,
+        /// The file.
+        path: PathBuf,
+        /// Element type in the file.
+        dtype: String,
+    },
     /// A key of a configuration file has a value that this build does not understand.
     #[error("`{key}` in `{}` is {found}, expected {expected}", path.display())]
     ConfigKey {
@@ -126,6 +139,11 @@ impl Diagnose for ModelError {
             Self::Malformed { .. } | Self::NotFinite { .. } => {
                 Some("the file may be cut off or damaged: fetch or write it again".to_owned())
             }
+            Self::NotWritten { .. } => Some(
+                "the training diverged: lower `optimizer.learning_rate`; if the checkpoint is sound, set \
+                 `export.dtype` to \"f32\""
+                    .to_owned(),
+            ),
             Self::MissingTensor { .. } | Self::TensorShape { .. } => {
                 Some("do `config.json` and the weights belong together?".to_owned())
             }

@@ -295,6 +295,26 @@ impl NamedTensor {
     }
 }
 
+/// Refuses to write `tensors` to `path` when a float tensor (f32, bf16, f16) has a value that is not finite.
+///
+/// # Errors
+/// [`ModelError::NotWritten`] naming the first.
+pub fn check_finite(tensors: &[NamedTensor], path: &Path) -> Result<(), ModelError> {
+    for tensor in tensors {
+        let view = TensorView::new(tensor.dtype, tensor.shape.clone(), &tensor.bytes)
+            .map_err(|e| malformed(path, e))?;
+        let values = to_f32(&view).unwrap_or_default(); // whole numbers are always finite
+        if values.iter().any(|value| !value.is_finite()) {
+            return Err(ModelError::NotWritten {
+                name: tensor.name.clone(),
+                path: path.to_owned(),
+                dtype: format!("{:?}", tensor.dtype),
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Writes one safetensors file atomically, with metadata `{"format": "pt"}` and `metadata`.
 ///
 /// # Errors

@@ -31,6 +31,19 @@ pub struct TensorDifference {
     pub norm_ratio: f64,
 }
 
+/// How far the norm of a gradient may be from the reference's, as a ratio.
+const NORM_RATIO: std::ops::RangeInclusive<f64> = 0.98..=1.02;
+
+impl TensorDifference {
+    /// Whether the gradient is the reference's: every value within `tolerance` of the largest, the norm within two
+    /// percent, and zero exactly where the reference is. A value that is not a number never agrees.
+    pub fn agrees(&self, tolerance: f64) -> bool {
+        // Against a reference of zero both figures are absolute; a gradient lost on the way has 1 and 0.
+        let is_zero = self.norm_ratio <= tolerance;
+        self.max_relative <= tolerance && (is_zero || NORM_RATIO.contains(&self.norm_ratio))
+    }
+}
+
 impl Learner<'_> {
     /// Loss and gradients of the rows at `indices`, without an update.
     ///
@@ -57,16 +70,27 @@ impl Learner<'_> {
     }
 }
 
-/// Differences of all tensors of `reference`; a tensor that `other` lacks has ratio 0.
+/// Differences of all tensors of either side; one that `other` lacks has ratio 0, one that only `other` has is
+/// infinitely far.
 pub fn differences(reference: &NamedGradients, other: &NamedGradients) -> Vec<TensorDifference> {
-    reference
+    let of = |gradients: &NamedGradients, name: &str| {
+        let found = gradients.tensors.iter().find(|(other, _)| other == name);
+        found.map(|(_, values)| values.clone())
+    };
+    let known = reference.tensors.iter().map(|(name, expected)| {
+        let found = of(other, name).unwrap_or_default();
+        difference(name, expected, &found)
+    });
+    let unknown = other
         .tensors
         .iter()
-        .map(|(name, expected)| {
-            let found = other.tensors.iter().find(|(other, _)| other == name);
-            difference(name, expected, found.map_or(&[], |(_, values)| values))
-        })
-        .collect()
+        .filter(|(name, _)| of(reference, name).is_none());
+    let unknown = unknown.map(|(name, _)| TensorDifference {
+        name: name.clone(),
+        max_relative: f64::INFINITY,
+        norm_ratio: f64::INFINITY,
+    });
+    known.chain(unknown).collect()
 }
 
 fn difference(name: &str, expected: &[f32], found: &[f32]) -> TensorDifference {
@@ -152,5 +176,44 @@ mod tests {
             tensors: Vec::new(),
         };
         assert!(differences(&reference, &missing)[0].norm_ratio == 0.0);
+    }
+    /// Pitfall 56: the comparison of `doctor` sees what was lost on a device, tensor by tensor, and takes only zero for
+    /// zero. Seen red with `!(self.max_relative > tolerance)` for `self.max_relative <= tolerance`, and with the norm
+    /// left out of `agrees`.
+    #[test]
+    fn pitfall_56_lost_zero_and_broken_gradients_never_agree() {
+        let gradients = |values: Option<&[f32]>| NamedGradients {
+            loss: 1.0,
+            tensors: values
+                .map(|values| ("fc".to_owned(), values.to_vec()))
+                .into_iter()
+                .collect(),
+        };
+        let agrees = |expected: Option<&[f32]>, found: Option<&[f32]>| {
+            let found = differences(&gradients(expected), &gradients(found));
+            assert_eq!(found.len(), 1);
+            found[0].agrees(1e-2)
+        };
+        let values = Some([1.0, -2.0, 0.5, 0.0].as_slice());
+        assert!(agrees(values, values));
+        assert!(agrees(values, Some(&[1.005, -2.0, 0.495, 0.001])));
+        for broken in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(!agrees(values, Some(&[1.0, -2.0, 0.5, broken])), "{broken}");
+            assert!(!agrees(values, Some(&[broken; 4])), "{broken}");
+            assert!(!agrees(Some(&[0.0; 4]), Some(&[broken; 4])), "{broken}");
+            assert!(!agrees(Some(&[1.0, -2.0, 0.5, broken]), values), "{broken}");
+        }
+        assert!(!agrees(values, Some(&[0.0; 4])), "exactly zero");
+        assert!(!agrees(values, None), "no gradient at all");
+        assert!(!agrees(None, values), "a gradient from nowhere");
+        assert!(
+            agrees(Some(&[0.0; 4]), Some(&[0.0; 4])),
+            "zero on both sides"
+        );
+        assert!(!agrees(Some(&[0.0; 4]), values));
+        // Many small values within the tolerance of one large one: only the norm shows that they are gone.
+        let long: Vec<f32> = std::iter::once(1.0).chain([0.009; 1000]).collect();
+        let cut: Vec<f32> = std::iter::once(1.0).chain([0.0; 1000]).collect();
+        assert!(!agrees(Some(&long), Some(&cut)));
     }
 }

@@ -10,14 +10,12 @@ use draftsmith_data::hidden::HiddenStateSource;
 use draftsmith_models::batch::{DraftBatch, TokenBatch, index_tensor};
 use draftsmith_models::drafter::{AnchorDraw, AnyDrafter};
 use draftsmith_models::error::Diagnose;
-use draftsmith_models::objective::{Objective, Teacher};
 use draftsmith_models::slot::{Slot, batch_slots};
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::host_values;
 use draftsmith_trainer::clip::gradient_norm;
 use draftsmith_trainer::config::{OptimizerKind, Schedule};
 use draftsmith_trainer::device_check::differences;
-use draftsmith_trainer::optimizer::optimizer;
 use draftsmith_trainer::order::MicroBatch;
 use draftsmith_trainer::step::{Learner, StepReport, Update};
 use draftsmith_trainer::{Resume, TrainerError};
@@ -26,23 +24,8 @@ use serde_json::json;
 /// Irrelevant for a family that trains every anchor.
 const DRAW: AnchorDraw = AnchorDraw { seed: 0, step: 0 };
 
-fn learner(world: &World, compute: FloatDType) -> Learner<'_> {
-    let drafter = world.drafter();
-    Learner {
-        optimizer: optimizer(&world.optimizer, &drafter),
-        drafter,
-        objective: Objective::new(&world.objective).unwrap(),
-        teacher: Teacher {
-            ends: world.target.ends(),
-            vocab: &world.card.vocab,
-        },
-        compute,
-        clip_norm: 1.0,
-    }
-}
-
 fn one_step(world: &World, batches: &[MicroBatch]) -> StepReport {
-    let mut learner = learner(world, FloatDType::F32);
+    let mut learner = world.learner(FloatDType::F32);
     learner
         .step(batches, &world.rows, &world.source(), 1e-3, DRAW)
         .unwrap()
@@ -145,7 +128,7 @@ fn batches_without_slots_add_nothing_and_are_counted() {
     assert_eq!(beside.gradient_norm, alone.gradient_norm);
     assert_eq!((alone.empty_batches, beside.empty_batches), (0, 1));
 
-    let mut learner = learner(&world, FloatDType::F32);
+    let mut learner = world.learner(FloatDType::F32);
     let source = world.source();
     let report = learner
         .step(&[vec![1]], &world.rows, &source, 1e-3, DRAW)
@@ -161,7 +144,7 @@ fn batches_without_slots_add_nothing_and_are_counted() {
 fn norm_gains_are_not_decayed_and_a_frozen_head_stays() {
     let mut world = World::new(2);
     world.optimizer.weight_decay = 0.5;
-    let mut learner = learner(&world, FloatDType::F32);
+    let mut learner = world.learner(FloatDType::F32);
     learner
         .step(&[vec![0]], &world.rows, &world.source(), 1e-2, DRAW)
         .unwrap();
@@ -204,7 +187,7 @@ fn muon_orthogonalises_matrices_and_leaves_head_and_gains_to_adamw() {
     let mut world = World::new(2);
     world.optimizer.kind = OptimizerKind::Muon;
     world.optimizer.weight_decay = 0.0;
-    let mut learner = learner(&world, FloatDType::F32);
+    let mut learner = world.learner(FloatDType::F32);
     let values = |learner: &Learner<'_>| -> Vec<(String, Vec<usize>, Vec<f64>)> {
         let tensors = learner.drafter.to_tensors();
         let floats = |bytes: &[u8]| {
@@ -283,7 +266,7 @@ fn a_dspark_step_equals_plain_automatic_differentiation() {
     let settings = json!({ "block_size": 3, "markov_rank": 2, "confidence_weight": 1.0 });
     let mut world = World::new(3).with_family("dspark", settings);
     world.card.vocab = VocabMap::full(common::VOCAB);
-    let mut learner = learner(&world, FloatDType::F32);
+    let mut learner = world.learner(FloatDType::F32);
     // A first step moves what starts at zero: Markov bias and confidence.
     for rate in [1e-2, 1e-2] {
         learner
@@ -307,7 +290,7 @@ fn passes_change_nothing() {
                 settings["markov_rank"] = json!(2);
             }
             let world = World::new(3).with_family(family, settings);
-            let learner = learner(&world, FloatDType::F32);
+            let learner = world.learner(FloatDType::F32);
             learner
                 .named_gradients(&[0, 1, 2], &world.rows, &world.source())
                 .unwrap()
@@ -379,7 +362,7 @@ fn large_hidden_states_in_bf16_give_the_loss_of_f32() {
     let loss = |compute| {
         let mut source = world.source();
         source.scale = 1000.0;
-        let mut learner = learner(&world, compute);
+        let mut learner = world.learner(compute);
         let report = learner
             .step(&[vec![0, 1], vec![2, 3]], &world.rows, &source, 1e-3, DRAW)
             .unwrap();

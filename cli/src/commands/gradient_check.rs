@@ -45,7 +45,7 @@ pub(crate) struct ForwardDifference {
 impl GradientCheck {
     /// Whether every tensor agrees.
     pub(crate) fn passed(&self) -> bool {
-        let agrees = |tensor: &TensorDifference| tensor.max_relative <= TOLERANCE;
+        let agrees = |tensor: &TensorDifference| tensor.agrees(TOLERANCE);
         let ForwardDifference { states, logits } = self.forward;
         let forward_agrees = states <= TOLERANCE && logits <= TOLERANCE;
         forward_agrees && !self.tensors.is_empty() && self.tensors.iter().all(agrees)
@@ -54,10 +54,10 @@ impl GradientCheck {
     /// The losses and the worst tensor in words.
     pub(crate) fn describe(&self) -> String {
         let [reference, found] = self.losses;
-        let worst = self
-            .tensors
-            .iter()
-            .max_by(|a, b| a.max_relative.total_cmp(&b.max_relative));
+        // A value that is not a number may carry a sign; without it, it sorts behind all others.
+        let distance = |tensor: &TensorDifference| tensor.max_relative.abs();
+        let tensors = self.tensors.iter();
+        let worst = tensors.max_by(|a, b| distance(a).total_cmp(&distance(b)));
         let worst = worst.map_or_else(String::new, |tensor| {
             format!(
                 "; furthest of {} tensors is `{}`: {:.1e} relative, norm ratio {:.5}",

@@ -6,6 +6,9 @@
     reason = "each test file compiles this module and uses a part of it"
 )]
 
+#[path = "../../../models/tests/shared/families.rs"]
+pub(crate) mod families;
+
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor, TensorData};
@@ -192,13 +195,17 @@ pub(crate) fn fed_token(step: usize) -> u32 {
     (step as u32 * 77 + 5) % 320
 }
 
-/// Moves every norm gain away from one, so that a norm that is skipped or swapped shows.
+/// Moves every norm gain away from one and fills what starts at zero, so that a tensor that is skipped or swapped
+/// shows.
 fn perturbed(drafter: AnyDrafter) -> AnyDrafter {
     let tensors: Vec<NamedTensor> = drafter
         .to_tensors()
         .into_iter()
         .map(|tensor| match tensor.shape.as_slice() {
             [width] => random(&tensor.name, &[*width], 0.5, 1.5, Dtype::F32),
+            shape if tensor.bytes.iter().all(|byte| *byte == 0) => {
+                random(&tensor.name, shape, -0.5, 1.0, Dtype::F32)
+            }
             _ => tensor,
         })
         .collect();

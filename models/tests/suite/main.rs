@@ -13,6 +13,7 @@ mod drafter_golden;
 #[path = "../shared/families.rs"]
 mod families;
 mod kv_cache;
+mod mispredict;
 mod objective;
 mod parity;
 mod settings;

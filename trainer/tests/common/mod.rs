@@ -6,6 +6,9 @@
     reason = "every test binary uses its own part of the harness"
 )]
 
+#[path = "../../../models/tests/shared/families.rs"]
+pub(crate) mod families;
+
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -17,21 +20,25 @@ use draftsmith_models::checkpoint::{DrafterCard, FORMAT_VERSION, TemplateRecord}
 use draftsmith_models::drafter::eagle3::Eagle3Config;
 use draftsmith_models::drafter::{AnyDrafter, DrafterConfig, DrafterContext};
 use draftsmith_models::layers::rope::{RopeScaling, RopeSpec};
-use draftsmith_models::objective::ObjectiveConfig;
+use draftsmith_models::objective::{Objective, ObjectiveConfig, Teacher};
 use draftsmith_models::rng::{Purpose, Stream};
-use draftsmith_models::target::{TargetModel, TargetSpec};
+use draftsmith_models::target::{TargetEnds, TargetModel, TargetSpec};
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::{NamedTensor, WeightFolder, write_safetensors};
 use draftsmith_trainer::config::{LogConfig, OptimizerConfig, TrainConfig};
 use draftsmith_trainer::error::PartError;
 use draftsmith_trainer::log::jsonl::{self, StepRecord};
 use draftsmith_trainer::observe::{Observer, Progress};
+use draftsmith_trainer::optimizer::optimizer;
 use draftsmith_trainer::parts::{Validation, Validator};
+use draftsmith_trainer::step::Learner;
 use draftsmith_trainer::{
     Interrupter, Outcome, Parts, Resume, RunSettings, TrainerError, run::train,
 };
 use safetensors::tensor::Dtype;
 use serde_json::json;
+
+use families::Family;
 
 pub const VOCAB: usize = 32;
 const HIDDEN: usize = 16;
@@ -80,6 +87,25 @@ impl World {
     }
 
     /// The same world with a drafter of `family` and three depths.
+    pub fn of(mut self, family: &Family) -> Self {
+        self.card.drafter = family.config(3);
+        let spec = self.card.drafter.check(self.target.spec()).unwrap();
+        self.card.aux_layer_ids = spec.aux_layer_ids;
+        self
+    }
+
+    /// One world for each family.
+    pub fn of_every_family(num_rows: usize) -> Vec<(Family, Self)> {
+        let families = Family::all().into_iter();
+        families
+            .map(|family| {
+                let world = Self::new(num_rows).of(&family);
+                (family, world)
+            })
+            .collect()
+    }
+
+    /// The same world with a block drafter and its settings.
     pub fn with_family(mut self, family: &str, mut settings: serde_json::Value) -> Self {
         settings["mask_token"] = json!(31);
         settings["aux_layer_ids"] = json!([0, 1]);
@@ -91,12 +117,37 @@ impl World {
     }
 
     pub fn drafter(&self) -> AnyDrafter {
+        self.drafter_for(self.target.ends())
+    }
+
+    /// The drafter for other ends of the target.
+    pub fn drafter_for(&self, ends: &TargetEnds) -> AnyDrafter {
         let context = DrafterContext {
             target: self.target.spec(),
-            ends: self.target.ends(),
+            ends,
             vocab: &self.card.vocab,
         };
         AnyDrafter::init(&self.card.drafter, context, 5, &self.device).unwrap()
+    }
+
+    pub fn learner(&self, compute: FloatDType) -> Learner<'_> {
+        self.learner_for(self.target.ends(), compute)
+    }
+
+    /// The learner for other ends of the target.
+    pub fn learner_for<'a>(&'a self, ends: &'a TargetEnds, compute: FloatDType) -> Learner<'a> {
+        let drafter = self.drafter_for(ends);
+        Learner {
+            optimizer: optimizer(&self.optimizer, &drafter),
+            drafter,
+            objective: Objective::new(&self.objective).unwrap(),
+            teacher: Teacher {
+                ends,
+                vocab: &self.card.vocab,
+            },
+            compute,
+            clip_norm: 1.0,
+        }
     }
 
     pub fn source(&self) -> Online<'_> {
@@ -205,7 +256,7 @@ impl Observer for Spy {
 pub struct Online<'a> {
     pub target: &'a TargetModel,
     pub spec: StateSpec,
-    /// Factor on all captured states.
+    /// Factor on all states.
     pub scale: f64,
     /// Calls, from 0, whose states become NaN.
     pub poison: Vec<usize>,
@@ -235,11 +286,11 @@ impl HiddenStateSource for Online<'_> {
             .target
             .forward(tokens.ids(self.target.device()), &self.spec);
         let poisoned = self.poison.contains(&taken.len());
-        let factor = if poisoned { f64::NAN } else { self.scale };
+        let poison = if poisoned { f64::NAN } else { 1.0 };
         taken.push(tokens.rows.iter().map(|row| row.key.clone()).collect());
         Ok(TargetStates {
-            aux: states.aux.mul_scalar(factor),
-            final_hidden: states.final_hidden,
+            aux: states.aux.mul_scalar(self.scale * poison),
+            final_hidden: states.final_hidden.mul_scalar(self.scale),
         })
     }
 }
