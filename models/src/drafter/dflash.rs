@@ -20,8 +20,8 @@ use super::{
 };
 use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
 use crate::error::ModelError;
-use crate::layers::attention::HeadShape;
-use crate::layers::blocks::{BlockStates, block_attention, context_mask};
+use crate::layers::attention::{Causal, HeadShape};
+use crate::layers::blocks::{BlockStates, block_attention, context_of_blocks};
 use crate::layers::follow;
 use crate::layers::linear::linear;
 use crate::layers::norm::rms_norm;
@@ -363,13 +363,12 @@ impl Dflash {
         let context_angles = self.rope.at(positions(&vec![0; num_rows], len, &inner));
         let context_angles = context_angles.follow(&device);
         let block_angles = self.rope.at(positions(&plan.starts(), size, &inner));
-        let mask = context_mask(&plan.anchors, size, len, &inner);
         let ids = plan.anchor_ids(|row| &batch.tokens.rows[row].ids);
         let ids = self.block_ids(ids, &inner);
         let pass = BlockPass {
             heads: self.shape.heads,
             angles: block_angles.follow(&device),
-            mask: follow(&device, mask),
+            seen: context_of_blocks(&plan.anchors, size, len),
         };
         let mut hidden = input(ends.embed(ids));
         for layer in self.layer_weights(compute) {
@@ -399,7 +398,7 @@ impl Dflash {
         let pass = BlockPass {
             heads: self.shape.heads,
             angles: self.rope.at(positions(&state.observed, size, &device)),
-            mask: context_mask(&anchors, size, longest, &device),
+            seen: context_of_blocks(&anchors, size, longest),
         };
         let ids = self.block_ids(state.anchors.clone(), &device);
         let mut hidden = ends.embed(ids).cast(FloatDType::F32);
@@ -425,7 +424,7 @@ fn context_states(
 struct BlockPass {
     heads: HeadShape,
     angles: RopeAngles,
-    mask: Tensor<4>,
+    seen: Causal,
 }
 
 impl BlockPass {
@@ -442,7 +441,7 @@ impl BlockPass {
             k: self.angles.rotate(layer.keys(x.clone())),
             v: layer.values(x),
         };
-        let mixed = block_attention(self.heads, block, context, &self.mask);
+        let mixed = block_attention(self.heads, block, context, &self.seen);
         layer.finish(hidden, HeadShape::merge(mixed))
     }
 }

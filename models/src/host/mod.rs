@@ -1,8 +1,8 @@
-//! Fused kernels on host memory for tensors of the CPU backend that are outside any gradient graph.
+//! Fused kernels on host memory for tensors of the CPU backend.
 //!
 //! The CPU backend computes `exp` one scalar at a time and each element-wise operation in a pass of its
-//! own; these kernels make one pass with a vectorised `exp`. Every kernel has a composed counterpart for
-//! other devices and for tensors on the graph, and a test against its definition.
+//! own; these kernels make one pass with a vectorised `exp`, and another for the gradient ([`tape`]). Every
+//! kernel has a composed counterpart for other devices and types, and a test against its definition.
 
 pub mod exp;
 pub mod norm;
@@ -10,6 +10,7 @@ pub mod rotate;
 pub mod row;
 pub mod softmax;
 pub mod swiglu;
+pub mod tape;
 
 use burn::tensor::{DType, Tensor, TensorData};
 

@@ -1,10 +1,12 @@
 //! Scaled dot-product attention with grouped key-value heads, in the composed form.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData, activation};
 
 use crate::host;
+use crate::host::softmax::Seen;
+use crate::host::tape::{self, HostValues};
 
 /// Added to a score that must not be attended to; finite, so that a padded row stays finite.
 pub const MASKED: f32 = -1e30;
@@ -58,7 +60,7 @@ impl HeadShape {
 #[derive(Clone, Debug)]
 pub struct Causal {
     /// How many keys each query sees, from the first on, `[B, S]` flat.
-    visible: Vec<usize>,
+    visible: Arc<[usize]>,
     num_rows: usize,
     num_keys: usize,
     mask: OnceLock<Tensor<4>>,
@@ -74,9 +76,15 @@ impl Causal {
 
     /// Queries at the given positions, `[B, S]` flat, among `num_keys` keys.
     pub fn at(positions: Vec<usize>, num_rows: usize, num_keys: usize) -> Self {
+        let visible = positions.into_iter().map(|position| position + 1);
+        Self::before(visible.collect(), num_rows, num_keys)
+    }
+
+    /// Queries that see the keys in front of the given positions only, `[B, S]` flat.
+    pub fn before(positions: Vec<usize>, num_rows: usize, num_keys: usize) -> Self {
         let positions = positions.into_iter();
         Self {
-            visible: positions.map(|p| (p + 1).min(num_keys)).collect(),
+            visible: positions.map(|position| position.min(num_keys)).collect(),
             num_rows,
             num_keys,
             mask: OnceLock::new(),
@@ -91,14 +99,63 @@ impl Causal {
 
     /// Softmax of scores `[B, heads, S, T]` over the visible keys.
     pub fn softmax(&self, scores: Tensor<4>) -> Tensor<4> {
-        let (shape, device) = (scores.dims(), scores.device());
-        if !host::is_host(&scores) {
-            return activation::softmax(scores + self.mask(&device), 3);
-        }
-        let mut values = host::take(scores);
-        host::softmax::causal_softmax(&mut values, &self.visible, self.num_rows, self.num_keys);
-        host::give(values, shape, &device)
+        self.softmax_with(scores, Vec::new())
     }
+
+    /// Softmax over the visible keys of scores `[B, heads, S, T]` and further columns `[B, heads, S, ..]` that
+    /// every query sees, together: `[B, heads, S, T + E]`.
+    pub fn softmax_with(&self, scores: Tensor<4>, own: Vec<Tensor<4>>) -> Tensor<4> {
+        let device = scores.device();
+        let is_fused = host::is_host(&scores) || tape::is_taped(&scores);
+        let scores = if is_fused {
+            scores
+        } else {
+            scores + super::follow(&device, self.mask(&device.clone().inner()))
+        };
+        let mut columns = vec![scores];
+        columns.extend(own);
+        let scores = match columns.len() {
+            1 => columns.remove(0),
+            _ => Tensor::cat(columns, 3),
+        };
+        if tape::is_taped(&scores) {
+            self.taped_softmax(scores)
+        } else if is_fused {
+            softmax_on_host(scores, &self.visible, self.num_rows, self.num_keys)
+        } else {
+            activation::softmax(scores, 3)
+        }
+    }
+
+    /// As one operation on the tape of the CPU backend.
+    fn taped_softmax(&self, scores: Tensor<4>) -> Tensor<4> {
+        let (scores, input) = tape::open(scores);
+        let num_columns = scores.dims()[3];
+        let p = softmax_on_host(scores, &self.visible, self.num_rows, self.num_keys);
+        let values = HostValues::of(p.clone());
+        tape::record([input], p, move |mut gradient, _| {
+            host::softmax::softmax_gradient(&mut gradient, values.as_slice(), num_columns);
+            [gradient]
+        })
+    }
+}
+
+fn softmax_on_host(
+    scores: Tensor<4>,
+    visible: &[usize],
+    num_rows: usize,
+    num_keys: usize,
+) -> Tensor<4> {
+    let (shape, device) = (scores.dims(), scores.device());
+    let mut values = host::take(scores);
+    let seen = Seen {
+        visible,
+        num_rows,
+        num_keys,
+        num_columns: shape[3],
+    };
+    host::softmax::softmax(&mut values, seen);
+    host::give(values, shape, &device)
 }
 
 /// `softmax(q k^T / sqrt(D)) v` over the visible keys.

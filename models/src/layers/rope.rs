@@ -1,12 +1,13 @@
 //! Rotary position embedding (Su et al. 2021, 2104.09864) in the half-rotation (NeoX) layout.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use crate::host;
 use crate::host::rotate::HostAngles;
+use crate::host::tape;
 
 /// How the rotary frequencies are derived; everything an export must carry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -140,7 +141,7 @@ pub struct RopeAngles {
     cos: Tensor<4>,
     sin: Tensor<4>,
     /// The same in host memory, read once for all layers.
-    host: OnceLock<HostAngles>,
+    host: OnceLock<Arc<HostAngles>>,
 }
 
 impl RopeAngles {
@@ -156,8 +157,11 @@ impl RopeAngles {
 
     /// Rotates `x` `[B, heads, S, D]`: halves `(x1, x2)` become `(x1 c - x2 s, x2 c + x1 s)`.
     pub fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
-        if host::is_host(&x) && host::is_host(&self.cos) {
-            return self.rotate_on_host(x);
+        if tape::is_taped(&x) {
+            return self.rotate_taped(x);
+        }
+        if host::is_host(&x) {
+            return rotate_on_host(x, self.on_host());
         }
         let half = x.dims()[3] / 2;
         let first = x.clone().narrow(3, 0, half);
@@ -173,14 +177,35 @@ impl RopeAngles {
         )
     }
 
-    fn rotate_on_host(&self, x: Tensor<4>) -> Tensor<4> {
-        let angles = self.host.get_or_init(|| HostAngles {
-            cos: host::take(self.cos.clone()),
-            sin: host::take(self.sin.clone()),
-        });
-        let (shape, device) = (x.dims(), x.device());
-        let mut values = host::take(x);
-        host::rotate::rotate(&mut values, shape, angles);
-        host::give(values, shape, &device)
+    /// The angles in host memory.
+    fn on_host(&self) -> &Arc<HostAngles> {
+        let values = |angles: &Tensor<4>| {
+            let is_taped = angles.device().is_autodiff();
+            host::take(if is_taped { angles.clone().inner() } else { angles.clone() })
+        };
+        self.host.get_or_init(|| {
+            Arc::new(HostAngles {
+                cos: values(&self.cos),
+                sin: values(&self.sin),
+            })
+        })
     }
+
+    /// As one operation on the tape of the CPU backend; the gradient turns back.
+    fn rotate_taped(&self, x: Tensor<4>) -> Tensor<4> {
+        let angles = Arc::clone(self.on_host());
+        let shape = x.dims();
+        let (x, input) = tape::open(x);
+        tape::record([input], rotate_on_host(x, &angles), move |mut gradient, _| {
+            host::rotate::rotate_back(&mut gradient, shape, &angles);
+            [gradient]
+        })
+    }
+}
+
+fn rotate_on_host(x: Tensor<4>, angles: &HostAngles) -> Tensor<4> {
+    let (shape, device) = (x.dims(), x.device());
+    let mut values = host::take(x);
+    host::rotate::rotate(&mut values, shape, angles);
+    host::give(values, shape, &device)
 }

@@ -1,6 +1,6 @@
 //! Attention of a drafter that is unrolled over its own outputs.
 
-use burn::tensor::{FloatDType, Tensor, activation};
+use burn::tensor::{FloatDType, Tensor};
 
 use super::attention::{Causal, HeadShape, attend, scores};
 
@@ -23,14 +23,12 @@ pub fn unrolled_attention(
     let dtype: FloatDType = q.dtype().into();
     let scale = 1.0 / (head_dim as f64).sqrt();
     let past = scores(heads, q.clone(), keys[0].clone(), head_dim);
-    let mut columns = vec![past + causal.mask(&q.device())];
-    for key in &keys[1..] {
-        let diagonal = (q.clone() * repeat_heads(heads, key.clone()))
-            .sum_dim(3)
-            .mul_scalar(scale);
-        columns.push(diagonal.cast(FloatDType::F32)); // [B, heads, A, 1]
-    }
-    let weights = activation::softmax(Tensor::cat(columns, 3), 3).cast(dtype);
+    let diagonal = |key: &Tensor<4>| {
+        let products = q.clone() * repeat_heads(heads, key.clone());
+        products.sum_dim(3).mul_scalar(scale).cast(FloatDType::F32) // [B, heads, A, 1]
+    };
+    let own = keys[1..].iter().map(diagonal).collect();
+    let weights = causal.softmax_with(past, own).cast(dtype);
     let past = heads
         .fold_queries(weights.clone().narrow(3, 0, num_keys))
         .matmul(values[0].clone());
