@@ -18,9 +18,9 @@ config=$out/study.toml
 awk '/^\[/ { skip = ($0 ~ /^\[drafter\.(mtp|dflash)/) } !skip' configs/quickstart.toml > "$config"
 
 stage() {
-    name=$1 folder=$2
+    part=$1 into=$2
     shift 2
-    "$draftsmith" "$name" "$config" --quiet --out "$folder" --set capture.mode=cached \
+    "$draftsmith" "$part" "$config" --quiet --out "$into" --set capture.mode=cached \
         --set regenerate.sampling="{ temperature = $temperature }" --set eval.baselines='[]' --set eval.max_new_tokens=8 \
         --set eval.suites='[{ name = "one", file = "assets/prompts/eval-math.jsonl", limit = 1 }]' "$@"
 }
@@ -33,8 +33,8 @@ study() {
         for seed in $seeds; do
             folder=$out/$temperature/$name/$seed
             [ ! -e "$folder/eval/report.json" ] || continue
-            for part in prepare regenerate capture; do
-                stage $part "$base"
+            for preparation in prepare regenerate capture; do
+                stage $preparation "$base"
             done
             rm -rf "$folder"
             mkdir -p "$folder"

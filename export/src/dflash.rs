@@ -25,20 +25,21 @@ fn samples_from_anchor(config: &DflashConfig) -> bool {
     config.layout == BlockLayout::AnchorPredicts
 }
 
-/// Keys of the draft layers: Qwen3 blocks of the target's sizes, all with full attention.
+/// Keys of the draft layers: Qwen3 blocks of the target's sizes, all with one kind of attention.
 pub(crate) fn decoder_keys(source: &Source<'_>, config: &DflashConfig) -> Map<String, Value> {
     let target = &source.card.target;
     let intermediate = config.intermediate_size.unwrap_or(target.intermediate_size);
     let mut map = decoder::keys(target, intermediate);
+    let kind = match config.sliding_window {
+        Some(_) => "sliding_attention",
+        None => "full_attention",
+    };
     let entries = [
         ("model_type", json!("qwen3")),
         ("num_hidden_layers", json!(config.num_layers)),
-        (
-            "layer_types",
-            json!(vec!["full_attention"; config.num_layers]),
-        ),
-        ("sliding_window", Value::Null),
-        ("use_sliding_window", json!(false)),
+        ("layer_types", json!(vec![kind; config.num_layers])),
+        ("sliding_window", json!(config.sliding_window)),
+        ("use_sliding_window", json!(config.sliding_window.is_some())),
         ("max_window_layers", json!(config.num_layers)),
     ];
     map.extend(entries.map(|(key, value)| (key.to_owned(), value)));
@@ -75,6 +76,10 @@ pub(crate) fn native(source: &Source<'_>, config: &DflashConfig) -> Result<Layou
     map.extend(entries.map(|(key, value)| (key.to_owned(), value)));
     if !card.vocab.is_full() {
         map.insert("draft_vocab_size".to_owned(), json!(card.vocab.len()));
+    }
+    if config.sliding_window.is_some() {
+        // Engines take layers with a window for causal ones otherwise.
+        map.insert("is_causal".to_owned(), json!(false));
     }
     let mut warnings = last_layer_warning(source);
     if !card.vocab.is_full() {

@@ -64,6 +64,10 @@ pub struct DflashConfig {
     /// Width of the gated MLP; unset means the target's.
     #[serde(default)]
     pub intermediate_size: Option<usize>,
+    /// Positions that a token sees in every layer, itself and those before it; unset means all. At least the block,
+    /// which is seen in both directions.
+    #[serde(default)]
+    pub sliding_window: Option<usize>,
 }
 
 pub(super) const fn default_num_layers() -> usize {
@@ -132,6 +136,7 @@ struct DflashShape {
     layout: BlockLayout,
     anchors_per_row: usize,
     blocks_per_pass: usize,
+    sliding_window: Option<usize>,
     eps: f64,
 }
 
@@ -164,6 +169,9 @@ pub(super) fn check_as(
     at_least("block_size", config.block_size, 2)?;
     at_least("anchors_per_row", config.anchors_per_row, 1)?;
     at_least("blocks_per_pass", config.blocks_per_pass, 1)?;
+    if let Some(window) = config.sliding_window {
+        at_least("sliding_window", window, config.block_size)?;
+    }
     let num_layers = target.num_layers;
     let default = aux_layers::evenly_spread(num_layers, NUM_AUX_LAYERS);
     let explicit = config.aux_layer_ids.as_ref();
@@ -219,6 +227,7 @@ impl Drafter for Dflash {
                 layout: config.layout,
                 anchors_per_row: config.anchors_per_row,
                 blocks_per_pass: config.blocks_per_pass,
+                sliding_window: config.sliding_window,
                 eps: target.rms_norm_eps,
             },
             rope: rope_table(target, config.block_size, device),
@@ -368,7 +377,7 @@ impl Dflash {
         let pass = BlockPass {
             heads: self.shape.heads,
             angles: block_angles.follow(&device),
-            seen: context_of_blocks(&plan.anchors, size, len),
+            seen: context_of_blocks(&plan.anchors, size, self.shape.sliding_window, len),
         };
         let mut hidden = input(ends.embed(ids));
         for layer in self.layer_weights(compute) {
@@ -398,7 +407,7 @@ impl Dflash {
         let pass = BlockPass {
             heads: self.shape.heads,
             angles: self.rope.at(positions(&state.observed, size, &device)),
-            seen: context_of_blocks(&anchors, size, longest),
+            seen: context_of_blocks(&anchors, size, self.shape.sliding_window, longest),
         };
         let ids = self.block_ids(state.anchors.clone(), &device);
         let mut hidden = ends.embed(ids).cast(FloatDType::F32);

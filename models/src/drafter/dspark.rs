@@ -55,6 +55,9 @@ pub struct DsparkConfig {
     /// Width of the gated MLP; unset means the target's.
     #[serde(default)]
     pub intermediate_size: Option<usize>,
+    /// Positions that a token sees in every layer, as for DFlash; unset means all.
+    #[serde(default)]
+    pub sliding_window: Option<usize>,
 }
 
 const fn default_block_size() -> usize {
@@ -86,6 +89,7 @@ impl DsparkConfig {
             anchors_per_row: self.anchors_per_row,
             blocks_per_pass: self.blocks_per_pass,
             intermediate_size: self.intermediate_size,
+            sliding_window: self.sliding_window,
         }
     }
 }

@@ -4,17 +4,19 @@
     reason = "the vector width of a caller reaches only what is inlined into it"
 )]
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::exp::exp;
 use super::row::{self, vectorised};
 
-/// What the rows of attention scores, flat `[B, heads, S, T + E]`, see: row `i` of sequence `b` the first
-/// `visible[b * S + i]` of T keys, and all of the E columns behind them.
+/// What the rows of attention scores, flat `[B, heads, S, T + E]`, see: row `i` of sequence `b` the keys
+/// `visible[b * S + i]` of T, and all of the E columns behind them.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
     /// Keys seen by each query, `[B, S]` flat.
-    pub visible: &'a [usize],
+    pub visible: &'a [Range<usize>],
     /// Sequences, B.
     pub num_rows: usize,
     /// Keys, T.
@@ -42,9 +44,10 @@ pub fn softmax(scores: &mut [f32], seen: Seen<'_>) {
                 let row_index = task * rows_per_task + index;
                 let query = row_index / rows_per_sequence * len + row_index % len;
                 let (keys, own) = row.split_at_mut(num_keys);
-                let (seen, unseen) = keys.split_at_mut(visible[query]);
-                vectorised(|| softmax_row(seen, own));
-                unseen.fill(0.0);
+                let Range { start, end } = visible[query];
+                vectorised(|| softmax_row(&mut keys[start..end], own));
+                keys[..start].fill(0.0);
+                keys[end..].fill(0.0);
             }
         });
 }
@@ -94,7 +97,7 @@ mod tests {
 
     /// Two sequences, two heads, four queries; seven keys and two columns that everyone sees.
     const SEEN: Seen<'_> = Seen {
-        visible: &[4, 5, 6, 7, 0, 2, 3, 4],
+        visible: &[0..4, 0..5, 2..6, 6..7, 0..0, 0..2, 1..3, 4..4],
         num_rows: 2,
         num_keys: 7,
         num_columns: 9,
@@ -108,7 +111,7 @@ mod tests {
 
     /// Columns that row `index` sees.
     fn columns(index: usize) -> impl Iterator<Item = usize> + Clone {
-        (0..SEEN.visible[index / 8 * 4 + index % 4]).chain(7..9)
+        SEEN.visible[index / 8 * 4 + index % 4].clone().chain(7..9)
     }
 
     #[test]

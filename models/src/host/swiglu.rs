@@ -69,7 +69,10 @@ mod tests {
             let exact = w * (value(g + step, u) - value(g - step, u)) / (2.0 * step);
             assert!((f64::from(of_gate[i]) - exact).abs() < 2e-6, "{g} {u}");
             let exact = w * value(g, 1.0);
-            assert!((f64::from(of_up[i]) - exact).abs() < 1e-6 * (1.0 + g.abs()), "{g}");
+            assert!(
+                (f64::from(of_up[i]) - exact).abs() < 1e-6 * (1.0 + g.abs()),
+                "{g}"
+            );
         }
     }
 

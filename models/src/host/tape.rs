@@ -164,7 +164,10 @@ mod tests {
 
     #[test]
     fn gradients_flow_through_a_recorded_operation_and_add_up() {
-        let (a, b) = (vector([2.0, 3.0]).require_grad(), vector([5.0, 7.0]).require_grad());
+        let (a, b) = (
+            vector([2.0, 3.0]).require_grad(),
+            vector([5.0, 7.0]).require_grad(),
+        );
         assert!(is_taped(&a) && !is_taped(&a.clone().inner()));
         let doubled = a.clone() * vector([2.0, 2.0]);
         // f = 2ab + 2a + ab + a

@@ -1,5 +1,6 @@
 //! Scaled dot-product attention with grouped key-value heads, in the composed form.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData, activation};
@@ -56,11 +57,11 @@ impl HeadShape {
     }
 }
 
-/// Which keys each query sees: those at positions up to its own.
+/// Which keys each query sees: a run of them, most often those at positions up to its own.
 #[derive(Clone, Debug)]
 pub struct Causal {
-    /// How many keys each query sees, from the first on, `[B, S]` flat.
-    visible: Arc<[usize]>,
+    /// The keys that each query sees, `[B, S]` flat.
+    visible: Arc<[Range<usize>]>,
     num_rows: usize,
     num_keys: usize,
     mask: OnceLock<Tensor<4>>,
@@ -76,15 +77,22 @@ impl Causal {
 
     /// Queries at the given positions, `[B, S]` flat, among `num_keys` keys.
     pub fn at(positions: Vec<usize>, num_rows: usize, num_keys: usize) -> Self {
-        let visible = positions.into_iter().map(|position| position + 1);
-        Self::before(visible.collect(), num_rows, num_keys)
+        let visible = positions.into_iter().map(|position| 0..position + 1);
+        Self::seeing(visible, num_rows, num_keys)
     }
 
-    /// Queries that see the keys in front of the given positions only, `[B, S]` flat.
-    pub fn before(positions: Vec<usize>, num_rows: usize, num_keys: usize) -> Self {
-        let positions = positions.into_iter();
+    /// Queries that see the given keys, `[B, S]` flat, cut to the `num_keys` that there are.
+    pub fn seeing(
+        visible: impl IntoIterator<Item = Range<usize>>,
+        num_rows: usize,
+        num_keys: usize,
+    ) -> Self {
+        let cut = |keys: Range<usize>| {
+            let end = keys.end.min(num_keys);
+            keys.start.min(end)..end
+        };
         Self {
-            visible: positions.map(|position| position.min(num_keys)).collect(),
+            visible: visible.into_iter().map(cut).collect(),
             num_rows,
             num_keys,
             mask: OnceLock::new(),
@@ -142,7 +150,7 @@ impl Causal {
 
 fn softmax_on_host(
     scores: Tensor<4>,
-    visible: &[usize],
+    visible: &[Range<usize>],
     num_rows: usize,
     num_keys: usize,
 ) -> Tensor<4> {
@@ -187,11 +195,15 @@ pub fn scores(shape: HeadShape, q: Tensor<4>, k: Tensor<4>, head_dim: usize) -> 
     shape.unfold_queries(folded, len).cast(FloatDType::F32)
 }
 
-fn causal_mask(visible: &[usize], num_rows: usize, num_keys: usize, device: &Device) -> Tensor<4> {
-    let mut values = Vec::with_capacity(visible.len() * num_keys);
-    for visible in visible {
-        values.resize(values.len() + visible, 0.0_f32);
-        values.resize(values.len() + num_keys - visible, MASKED);
+fn causal_mask(
+    visible: &[Range<usize>],
+    num_rows: usize,
+    num_keys: usize,
+    device: &Device,
+) -> Tensor<4> {
+    let mut values = vec![MASKED; visible.len() * num_keys];
+    for (row, seen) in values.chunks_exact_mut(num_keys.max(1)).zip(visible) {
+        row[seen.clone()].fill(0.0);
     }
     let len = visible.len() / num_rows.max(1);
     Tensor::from_data(

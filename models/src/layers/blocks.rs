@@ -60,17 +60,26 @@ fn block_by_block(x: Tensor<4>, num_blocks: usize) -> Tensor<4> {
 }
 
 /// What the blocks opened at `anchors` see of `num_keys` context keys, for [`block_attention`]: those before
-/// their anchor, **strictly** (the states of the anchor itself do not exist yet when serving).
+/// their anchor, **strictly** (the states of the anchor itself do not exist yet when serving). With a `window` W a
+/// token at position `p` sees the positions `p - W < j` only; its block, shorter than W, it always sees.
 ///
 /// # Panics
 /// When rows differ in their number of anchors.
-pub fn context_of_blocks(anchors: &[Vec<usize>], size: usize, num_keys: usize) -> Causal {
+pub fn context_of_blocks(
+    anchors: &[Vec<usize>],
+    size: usize,
+    window: Option<usize>,
+    num_keys: usize,
+) -> Causal {
     let per_row = anchors.first().map_or(0, Vec::len);
     assert!(
         anchors.iter().all(|row| row.len() == per_row),
         "rows are padded to one number of blocks"
     );
-    let of_tokens = anchors.iter().flatten();
-    let of_tokens = of_tokens.flat_map(|&anchor| std::iter::repeat_n(anchor, size));
-    Causal::before(of_tokens.collect(), anchors.len(), num_keys)
+    let first = |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window));
+    let of_tokens = anchors
+        .iter()
+        .flatten()
+        .flat_map(|&anchor| (anchor..anchor + size).map(move |position| first(position)..anchor));
+    Causal::seeing(of_tokens, anchors.len(), num_keys)
 }

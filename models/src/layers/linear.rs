@@ -39,8 +39,7 @@ fn taped_swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     let output = swiglu(gate.clone(), up.clone());
     let (gate, up) = (HostValues::of(gate), HostValues::of(up));
     tape::record([gate_input, up_input], output, move |mut gradient, _| {
-        let of_up =
-            host::swiglu::swiglu_gradient(&mut gradient, gate.as_slice(), up.as_slice());
+        let of_up = host::swiglu::swiglu_gradient(&mut gradient, gate.as_slice(), up.as_slice());
         [gradient, of_up]
     })
 }

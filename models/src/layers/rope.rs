@@ -181,7 +181,11 @@ impl RopeAngles {
     fn on_host(&self) -> &Arc<HostAngles> {
         let values = |angles: &Tensor<4>| {
             let is_taped = angles.device().is_autodiff();
-            host::take(if is_taped { angles.clone().inner() } else { angles.clone() })
+            host::take(if is_taped {
+                angles.clone().inner()
+            } else {
+                angles.clone()
+            })
         };
         self.host.get_or_init(|| {
             Arc::new(HostAngles {
@@ -196,10 +200,14 @@ impl RopeAngles {
         let angles = Arc::clone(self.on_host());
         let shape = x.dims();
         let (x, input) = tape::open(x);
-        tape::record([input], rotate_on_host(x, &angles), move |mut gradient, _| {
-            host::rotate::rotate_back(&mut gradient, shape, &angles);
-            [gradient]
-        })
+        tape::record(
+            [input],
+            rotate_on_host(x, &angles),
+            move |mut gradient, _| {
+                host::rotate::rotate_back(&mut gradient, shape, &angles);
+                [gradient]
+            },
+        )
     }
 }
 
