@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::stages::start::StartRecord;
+
 /// Version of `provenance.json`.
 const FORMAT_VERSION: u32 = 1;
 
@@ -31,6 +33,8 @@ pub(crate) struct Provenance {
     pub(crate) data: BTreeMap<String, String>,
     /// Seeds by what they are for.
     pub(crate) seeds: BTreeMap<String, u64>,
+    /// What drafters with `start_from` took over, by family; known once their training has begun.
+    pub(crate) starts: BTreeMap<String, StartRecord>,
 }
 
 impl Provenance {
@@ -47,6 +51,7 @@ impl Provenance {
             template_blake3: String::new(),
             data: BTreeMap::new(),
             seeds: BTreeMap::new(),
+            starts: BTreeMap::new(),
         }
     }
 }

@@ -159,6 +159,7 @@ impl Session {
             template_blake3: crate::stages::template(self)?.blake3,
             data: crate::stages::data_hashes(self)?,
             seeds: self.seeds(),
+            starts: crate::stages::start::recorded(self)?,
             ..Provenance::new(run_file.run.device.to_string())
         };
         file::write_atomic(

@@ -253,6 +253,31 @@ fn what_a_later_stage_would_refuse_is_refused_before_the_first_one() {
 }
 
 #[test]
+fn a_start_that_holds_no_drafter_is_refused_before_the_first_stage() {
+    let place = Workplace::new();
+    place.edit("ttt_steps", "start_from = \"nowhere\"\nttt_steps");
+    place.refused(&["run", "run.toml"], "start_without_drafter");
+}
+
+#[test]
+fn a_start_from_another_drafter_is_refused_before_the_first_stage() {
+    let place = Workplace::new();
+    assert_eq!(place.run(&["run", "run.toml", "--out", "done"]).code, 0);
+    place.edit("ttt_steps", "start_from = \"done/eagle3\"\nttt_steps");
+    place.edit("draft_vocab = 128", "draft_vocab = 64");
+    place.refused(&["run", "run.toml"], "start_with_another_vocabulary");
+    place.edit("draft_vocab = 64", "aux_layer_ids = [1, 3, 5]");
+    place.refused(&["run", "run.toml"], "start_with_other_layers");
+    place.edit("aux_layer_ids = [1, 3, 5]", "draft_vocab = 128");
+    place.edit(
+        "draft_vocab = 128",
+        "draft_vocab = 128\nintermediate_size = 8",
+    );
+    place.refused(&["run", "run.toml"], "start_with_other_sizes");
+    place.refused_later(&["run", "run.toml", "--out", "done"], "start_from_itself");
+}
+
+#[test]
 fn resuming_where_nothing_was_begun_is_refused() {
     let place = Workplace::new();
     assert_eq!(place.run(&["prepare", "run.toml"]).code, 0);

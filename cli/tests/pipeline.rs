@@ -253,6 +253,79 @@ fn plan_refuses_what_exceeds_a_limit() {
     );
 }
 
+/// Parameters of the drafter in a folder below the workplace.
+fn parameters(place: &Workplace, folder: &str) -> Vec<u8> {
+    fs_err::read(place.path(&format!("{folder}/drafter.safetensors"))).unwrap()
+}
+
+/// The checkpoint that counts as the result of a training.
+fn best(place: &Workplace, drafter: &str) -> String {
+    let name = place.read(&format!("{drafter}/checkpoints/best"));
+    format!("{drafter}/checkpoints/{}", name.trim())
+}
+
+fn done(place: &Workplace, arguments: &[&str]) -> String {
+    let outcome = place.run(arguments);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    outcome.stderr
+}
+
+#[test]
+fn a_drafter_starts_from_that_of_another_run_and_trains_again_when_that_one_changes() {
+    let place = Workplace::new();
+    place.edit("[optimizer]", "[export]\ndtype = \"f32\"\n\n[optimizer]");
+    done(&place, &["run", "run.toml"]);
+    let from = ["--set", "drafter.eagle3.start_from=out/eagle3"];
+    let second = [&["run", "run.toml", "--out", "again"][..], &from].concat();
+    let said = done(&place, &second);
+    let start = "train eagle3: starts from `out/eagle3`, a `eagle3` drafter of step ";
+    assert!(said.contains(start), "{said}");
+    let source = parameters(&place, &best(&place, "out/eagle3"));
+    assert_eq!(parameters(&place, "again/eagle3/untrained"), source);
+    assert_ne!(parameters(&place, &best(&place, "again/eagle3")), source);
+    let provenance = json(&place, "again/provenance.json");
+    let record = &provenance["starts"]["eagle3"];
+    assert_eq!(record["from"], "out/eagle3");
+    assert_eq!(record["parameters"]["fresh"], serde_json::json!([]));
+    assert_eq!(*record, json(&place, "again/eagle3/start.json"));
+
+    assert!(done(&place, &second).contains("train: up to date"));
+    fs_err::remove_file(place.path("again/train.stamp.json")).unwrap();
+    let resumed = ["train", "run.toml", "--out", "again", "--resume"];
+    let resumed = done(&place, &[&resumed[..], &from].concat());
+    assert!(!resumed.contains("starts from"), "{resumed}");
+    assert_eq!(parameters(&place, "again/eagle3/untrained"), source);
+
+    let other = ["run", "run.toml", "--set", "optimizer.learning_rate=2e-3"];
+    done(&place, &other);
+    let said = done(&place, &second);
+    assert!(said.contains("train: `out/eagle3` changed"), "{said}");
+    let source = parameters(&place, &best(&place, "out/eagle3"));
+    assert_eq!(parameters(&place, "again/eagle3/untrained"), source);
+    assert!(place.path("again/superseded/eagle3-1/start.json").exists());
+}
+
+#[test]
+fn a_drafter_starts_from_a_checkpoint_and_from_an_export() {
+    let place = Workplace::new();
+    place.edit("[optimizer]", "[export]\ndtype = \"f32\"\n\n[optimizer]");
+    done(&place, &["run", "run.toml"]);
+    let checkpoint = best(&place, "out/eagle3");
+    for (out, from) in [
+        ("a", checkpoint.as_str()),
+        ("b", "out/eagle3/export/native"),
+        ("c", "out/eagle3/export/speculators"),
+    ] {
+        let from = format!("drafter.eagle3.start_from={from}");
+        done(&place, &["run", "run.toml", "--out", out, "--set", &from]);
+        assert_eq!(
+            parameters(&place, &format!("{out}/eagle3/untrained")),
+            parameters(&place, &checkpoint),
+            "{from}"
+        );
+    }
+}
+
 /// The embedded target of the quick start, with little of everything.
 #[test]
 fn the_quick_start_works_in_small() {

@@ -8,7 +8,7 @@ use std::path::Path;
 use burn::tensor::Device;
 use draftsmith_models::checkpoint::{DrafterCard, FORMAT_VERSION, TemplateRecord};
 use draftsmith_models::drafter::eagle3::Eagle3Config;
-use draftsmith_models::drafter::{AnyDrafter, DrafterConfig, DrafterContext, HeadMode};
+use draftsmith_models::drafter::{AnyDrafter, DrafterConfig, DrafterContext, HeadMode, Origin};
 use draftsmith_models::error::ModelError;
 use draftsmith_models::fingerprint::target_fingerprint;
 use draftsmith_models::target::{TargetEnds, TargetSpec};
@@ -34,6 +34,45 @@ pub struct Imported {
     pub tensors: Vec<NamedTensor>,
     /// Keys that were not understood and change nothing this build computes.
     pub warnings: Vec<String>,
+}
+
+impl Imported {
+    /// The tensors as a file of ours; `path` is where they came from, for messages.
+    ///
+    /// # Errors
+    /// [`ModelError`] when two of them have one name.
+    pub fn weights(&self, path: &Path) -> Result<WeightFolder, ExportError> {
+        let views = self
+            .tensors
+            .iter()
+            .map(|t| {
+                Ok((
+                    &t.name,
+                    TensorView::new(t.dtype, t.shape.clone(), &t.bytes)?,
+                ))
+            })
+            .collect::<Result<Vec<_>, safetensors::SafeTensorError>>();
+        let bytes = views
+            .and_then(|views| safetensors::serialize(views, None))
+            .map_err(|e| ModelError::malformed(path, "safetensors file", e))?;
+        Ok(WeightFolder::from_bytes(path, bytes)?)
+    }
+
+    /// The drafter as one that another can start from; `name` is what the run file calls it.
+    ///
+    /// # Errors
+    /// As [`Imported::weights`].
+    pub fn into_origin(self, name: String) -> Result<Origin, ExportError> {
+        Ok(Origin {
+            weights: self.weights(Path::new(&name))?,
+            name,
+            drafter: self.card.drafter,
+            aux_layer_ids: self.card.aux_layer_ids,
+            vocab: Some(self.card.vocab),
+            target_fingerprint: self.card.target_fingerprint,
+            step: self.card.step,
+        })
+    }
 }
 
 /// Reads a folder of either layout; `target` is the folder of the target it drafts for.
@@ -89,28 +128,16 @@ pub fn load(
     ends: &TargetEnds,
     device: &Device,
 ) -> Result<(AnyDrafter, DrafterCard), ExportError> {
-    let Imported { card, tensors, .. } = read(folder, target)?;
+    let imported = read(folder, target)?;
+    let weights = imported.weights(&folder.join(WEIGHTS))?;
+    let card = imported.card;
     let context = DrafterContext {
         target: &card.target,
         ends,
         vocab: &card.vocab,
     };
     let drafter = AnyDrafter::init(&card.drafter, context, 0, device)?;
-    let path = folder.join(WEIGHTS);
-    let views = tensors
-        .iter()
-        .map(|t| {
-            Ok((
-                &t.name,
-                TensorView::new(t.dtype, t.shape.clone(), &t.bytes)?,
-            ))
-        })
-        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>();
-    let bytes = views
-        .and_then(|views| safetensors::serialize(views, None))
-        .map_err(|e| ModelError::malformed(&path, "safetensors file", e))?;
-    let drafter = drafter.load_tensors(&WeightFolder::from_bytes(&path, bytes)?)?;
-    Ok((drafter, card))
+    Ok((drafter.load_tensors(&weights)?, card))
 }
 
 fn read_vocab(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use draftsmith_models::checkpoint::{DrafterCard, load_card};
+use draftsmith_models::checkpoint::{CARD, DrafterCard, WEIGHTS, load_card, load_weights};
 use draftsmith_models::error::ModelError;
 use draftsmith_models::file;
 use draftsmith_models::fingerprint::target_fingerprint;
@@ -31,8 +31,6 @@ pub struct Source<'a> {
 /// What a checkpoint keeps although a layout may leave it out: heads that are the target's rows, and a
 /// confidence that was not trained.
 const MAY_STAY: &[&str] = &["head", "core.head", "confidence_proj", "confidence_bias"];
-const CARD: &str = "drafter.json";
-const WEIGHTS: &str = "drafter.safetensors";
 
 impl<'a> Source<'a> {
     /// Opens a checkpoint folder and checks everything an export relies on.
@@ -49,14 +47,8 @@ impl<'a> Source<'a> {
         let card = load_card(checkpoint)?;
         check_card(&card, checkpoint)?;
         check_target(&card, checkpoint, target)?;
-        let path = checkpoint.join(WEIGHTS);
-        let bytes = file::read(&path)?;
-        if blake3::hash(&bytes).to_hex().as_str() != card.weights_blake3 {
-            let reason = "its checksum differs from the one in `drafter.json`";
-            return Err(ModelError::malformed(path, "drafter checkpoint", reason).into());
-        }
-        let weights = WeightFolder::from_bytes(&path, bytes)?;
-        refuse_unknown_tensors(&card, &weights, &path)?;
+        let weights = load_weights(checkpoint, &card)?;
+        refuse_unknown_tensors(&card, &weights, &checkpoint.join(WEIGHTS))?;
         Ok(Self {
             card,
             target,

@@ -49,8 +49,10 @@ pub struct TemplateRecord {
     pub options: serde_json::Map<String, serde_json::Value>,
 }
 
-const CARD: &str = "drafter.json";
-const WEIGHTS: &str = "drafter.safetensors";
+/// The description in the folder of a drafter.
+pub const CARD: &str = "drafter.json";
+/// The parameters in the folder of a drafter.
+pub const WEIGHTS: &str = "drafter.safetensors";
 
 /// Writes a drafter into `folder`; `card.weights_blake3` is filled in.
 ///
@@ -96,21 +98,30 @@ pub fn load(
     device: &Device,
 ) -> Result<(AnyDrafter, DrafterCard), ModelError> {
     let card = load_card(folder)?;
-    let path: PathBuf = folder.join(WEIGHTS);
-    let found = blake3::hash(&file::read(&path)?).to_hex().to_string();
-    if found != card.weights_blake3 {
-        return Err(ModelError::malformed(
-            path,
-            "drafter checkpoint",
-            "its checksum differs from the one in `drafter.json`",
-        ));
-    }
+    let weights = load_weights(folder, &card)?;
     let context = DrafterContext {
         target: &card.target,
         ends,
         vocab: &card.vocab,
     };
     let drafter = AnyDrafter::init(&card.drafter, context, 0, device)?;
-    let drafter = drafter.load_tensors(&WeightFolder::open_file(&path)?)?;
+    let drafter = drafter.load_tensors(&weights)?;
     Ok((drafter, card))
+}
+
+/// Opens the parameters that `card` describes, checking their checksum.
+///
+/// # Errors
+/// [`ModelError`] when the file is missing, cut off or another one.
+pub fn load_weights(folder: &Path, card: &DrafterCard) -> Result<WeightFolder, ModelError> {
+    let path: PathBuf = folder.join(WEIGHTS);
+    let bytes = file::read(&path)?;
+    if blake3::hash(&bytes).to_hex().as_str() != card.weights_blake3 {
+        return Err(ModelError::malformed(
+            path,
+            "drafter checkpoint",
+            "its checksum differs from the one in `drafter.json`",
+        ));
+    }
+    WeightFolder::from_bytes(&path, bytes)
 }

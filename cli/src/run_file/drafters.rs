@@ -1,6 +1,6 @@
 //! `[drafter.<family>]`: one table a family, with the keys every family shares.
 //!
-//! The shared keys (`draft_vocab`, and the tables `objective`, `optimizer`, `train` that replace the
+//! The shared keys (`draft_vocab`, `start_from`, and the tables `objective`, `optimizer`, `train` that replace the
 //! common ones whole) stand beside the keys of the family. The family's own struct refuses keys it
 //! does not know, so the shared ones are taken out while the table is read; reading it into a generic
 //! table first would lose the line and column of a mistake.
@@ -17,7 +17,13 @@ use serde::de::{
 use serde::ser::{Error as _, Serialize, Serializer};
 
 /// Keys of every `[drafter.<family>]` beside the family's own.
-pub(crate) const SHARED_KEYS: &[&str] = &["draft_vocab", "objective", "optimizer", "train"];
+pub(crate) const SHARED_KEYS: &[&str] = &[
+    "draft_vocab",
+    "start_from",
+    "objective",
+    "optimizer",
+    "train",
+];
 
 /// All drafters of a run file, in its order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,6 +36,9 @@ pub(crate) struct DrafterRun {
     pub(crate) config: DrafterConfig,
     /// Which target tokens the drafter can propose; default all.
     pub(crate) draft_vocab: DraftVocab,
+    /// Where the parameters start from: a drafter's folder in a run, a checkpoint, an export, or `target`
+    /// for the head that the target brings along; default fresh ones.
+    pub(crate) start_from: Option<String>,
     /// Replaces the common `[objective]`.
     pub(crate) objective: Option<ObjectiveConfig>,
     /// Replaces the common `[optimizer]`.
@@ -157,6 +166,7 @@ impl<'de> Visitor<'de> for FamilyTable {
         Ok(DrafterRun {
             config,
             draft_vocab: shared.draft_vocab,
+            start_from: shared.start_from,
             objective: shared.objective,
             optimizer: shared.optimizer,
             train: shared.train,
@@ -168,6 +178,7 @@ impl<'de> Visitor<'de> for FamilyTable {
 #[derive(Default)]
 struct SharedKeys {
     draft_vocab: DraftVocab,
+    start_from: Option<String>,
     objective: Option<ObjectiveConfig>,
     optimizer: Option<OptimizerConfig>,
     train: Option<TrainConfig>,
@@ -195,6 +206,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for FamilyKeys<'_, A> {
                     seed = unused;
                     match name {
                         "draft_vocab" => self.shared.draft_vocab = self.map.next_value()?,
+                        "start_from" => self.shared.start_from = Some(self.map.next_value()?),
                         "objective" => self.shared.objective = Some(self.map.next_value()?),
                         "optimizer" => self.shared.optimizer = Some(self.map.next_value()?),
                         _ => self.shared.train = Some(self.map.next_value()?),
@@ -259,6 +271,7 @@ fn table_of(drafter: &DrafterRun) -> Result<toml::Value, toml::ser::Error> {
         "draft_vocab",
         Some(toml::Value::try_from(drafter.draft_vocab)?),
     );
+    insert("start_from", optional(drafter.start_from.as_ref())?);
     insert("objective", optional(drafter.objective.as_ref())?);
     insert("optimizer", optional(drafter.optimizer.as_ref())?);
     insert("train", optional(drafter.train.as_ref())?);

@@ -6,6 +6,7 @@ pub(crate) mod export;
 mod parts;
 pub(crate) mod prepare;
 pub(crate) mod regenerate;
+pub(crate) mod start;
 pub(crate) mod train;
 
 use std::collections::BTreeMap;

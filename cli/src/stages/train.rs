@@ -16,6 +16,7 @@ use draftsmith_trainer::{Outcome, Parts, Resume, RunSettings, Summary, train};
 use serde_json::json;
 
 use super::parts::{BarObserver, ExactValidator};
+use super::start;
 use crate::errors::CliError;
 use crate::run_file::{DraftVocab, DrafterRun};
 use crate::session::{Restart, Session};
@@ -40,6 +41,7 @@ impl Stage for Train {
         for drafter in &run_file.drafter.0 {
             let hash = hash_section(&resolved(session, drafter))?;
             inputs.insert(format!("[drafter.{}]", drafter.family()), hash);
+            inputs.extend(start::input(drafter)?);
         }
         super::insert_target(session, &mut inputs)?;
         Ok(inputs)
@@ -61,7 +63,7 @@ impl Stage for Train {
         for drafter in &session.run_file().drafter.0 {
             train_one(session, drafter, &dataset)?;
         }
-        Ok(())
+        session.record()
     }
 }
 
@@ -104,6 +106,18 @@ fn resolved(session: &Session, drafter: &DrafterRun) -> serde_json::Value {
         "train": run_file.train_of(drafter),
         "data": { "validation_fraction": run_file.data.validation_fraction },
     })
+}
+
+/// What a resume compares: a training from other first parameters is another one.
+fn with_start(
+    mut resolved: serde_json::Value,
+    drafter: &DrafterRun,
+) -> anyhow::Result<serde_json::Value> {
+    if let Some(from) = &drafter.start_from {
+        let hash = start::input(drafter)?.map(|(_, hash)| hash);
+        resolved["start"] = json!({ "from": from, "blake3": hash });
+    }
+    Ok(resolved)
 }
 
 fn train_one(session: &Session, drafter: &DrafterRun, dataset: &Dataset) -> anyhow::Result<()> {
@@ -151,14 +165,14 @@ fn attempt(
     let run_file = session.run_file();
     let split = super::split(session, dataset);
     let tracking = session.device().clone().autodiff();
-    let fresh = build(session, drafter, dataset, &tracking)?;
+    let mut fresh = build(session, drafter, dataset, &tracking)?;
     let folder = session.drafter_folder(drafter);
     let settings = RunSettings {
         optimizer: run_file.optimizer_of(drafter),
         train: run_file.train_of(drafter),
         objective: run_file.objective_of(drafter),
         log: &run_file.log,
-        resolved: resolved(session, drafter),
+        resolved: with_start(resolved(session, drafter), drafter)?,
         folder: &folder,
         resume,
     };
@@ -175,6 +189,7 @@ fn attempt(
     let mut validator = ExactValidator::new(session, drafter, held_out, &fresh.card)?;
     if settings.resume == Resume::Fresh {
         refuse_existing(session, drafter)?;
+        fresh.drafter = start::apply(session, drafter, fresh.drafter, &fresh.card.vocab)?;
         let (plain, card) = (fresh.drafter.valid(), fresh.card.clone());
         checkpoint::save(&untrained_folder(session, drafter), &plain, card)?;
     }
@@ -332,6 +347,7 @@ pub(crate) fn refuse_unfit_drafters(session: &Session) -> anyhow::Result<()> {
             )
             .into());
         }
+        start::refuse_unusable(session, run)?;
     }
     Ok(())
 }

@@ -15,8 +15,8 @@ use super::block_plan::{BlockPlan, passes};
 use super::decoder_layer::{DecoderLayer, LayerShape, LayerWeights};
 use super::token::{MaskToken, check_mask_token};
 use super::{
-    AnchorDraw, Committed, DraftState, Drafter, DrafterContext, TrainedHead, aux_layers, params,
-    rope_table,
+    AnchorDraw, Committed, DraftState, Drafter, DrafterContext, Meaning, TrainedHead, aux_layers,
+    params, rope_table,
 };
 use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
 use crate::error::ModelError;
@@ -182,6 +182,22 @@ pub(super) fn check_as(
 
 impl Drafter for Dflash {
     type Config = DflashConfig;
+
+    fn meaning(config: &DflashConfig) -> Vec<Meaning> {
+        vec![
+            Meaning::new(
+                "layout",
+                &config.layout,
+                "it says which token a block position predicts (a `dspark` always has `anchor_predicts`), and \
+                 every draft of the other layout would be shifted by one",
+            ),
+            Meaning::new(
+                "mask_token",
+                &config.mask_token,
+                "its embedding is what the block reads in place of drafts",
+            ),
+        ]
+    }
 
     fn mask_token(config: &mut DflashConfig) -> Option<&mut MaskToken> {
         Some(&mut config.mask_token)

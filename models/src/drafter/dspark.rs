@@ -15,7 +15,8 @@ use super::dflash::{
 };
 use super::token::MaskToken;
 use super::{
-    AnchorDraw, Committed, Confidence, DraftState, Drafter, DrafterContext, TrainedHead, params,
+    AnchorDraw, Committed, Confidence, DraftState, Drafter, DrafterContext, Meaning, TrainedHead,
+    params,
 };
 use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
 use crate::error::ModelError;
@@ -126,6 +127,12 @@ impl Dspark {
 
 impl Drafter for Dspark {
     type Config = DsparkConfig;
+
+    const PARTS: &'static [(&'static str, &'static str)] = &[("dflash", "core")];
+
+    fn meaning(config: &DsparkConfig) -> Vec<Meaning> {
+        Dflash::meaning(&config.core())
+    }
 
     fn mask_token(config: &mut DsparkConfig) -> Option<&mut MaskToken> {
         Some(&mut config.mask_token)

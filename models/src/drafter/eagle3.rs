@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::head::HeadMode;
 use super::unroll_plan::UnrollPlan;
 use super::{
-    AnchorDraw, Committed, DraftState, Drafter, DrafterContext, TrainedHead, aux_layers, last_rows,
-    params, rope_table,
+    AnchorDraw, Committed, DraftState, Drafter, DrafterContext, Meaning, TrainedHead, aux_layers,
+    last_rows, params, rope_table,
 };
 use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
 use crate::error::ModelError;
@@ -132,6 +132,26 @@ struct Eagle3Shape {
 
 impl Drafter for Eagle3 {
     type Config = Eagle3Config;
+
+    fn meaning(config: &Eagle3Config) -> Vec<Meaning> {
+        vec![
+            Meaning::new(
+                "aux_norm",
+                &config.aux_norm,
+                "it says whether the captured states are normed before they are fused",
+            ),
+            Meaning::new(
+                "norm_before_residual",
+                &config.norm_before_residual,
+                "it says what the residual starts from",
+            ),
+            Meaning::new(
+                "norm_output",
+                &config.norm_output,
+                "it says what is fed to the next depth",
+            ),
+        ]
+    }
 
     fn check(config: &Eagle3Config, target: &TargetSpec) -> Result<StateSpec, ModelError> {
         if config.ttt_steps == 0 {

@@ -14,6 +14,7 @@ pub mod eagle3;
 mod head;
 pub mod mtp;
 mod params;
+mod start;
 mod state;
 mod token;
 mod unroll_plan;
@@ -35,6 +36,7 @@ use crate::weights::{NamedTensor, WeightFolder};
 
 pub use confidence::Confidence;
 pub use head::HeadMode;
+pub use start::{Meaning, Origin, Started};
 pub use state::{Committed, DraftState};
 pub use token::MaskToken;
 
@@ -95,6 +97,12 @@ pub struct TrainedHead {
 pub trait Drafter: Module {
     /// Settings of the family, as written in `[drafter.<family>]`.
     type Config: Serialize + serde::de::DeserializeOwned;
+
+    /// Other families that this one contains, each with the field its parameters stand in.
+    const PARTS: &'static [(&'static str, &'static str)] = &[];
+
+    /// The settings under other values of which the same parameters would compute something else.
+    fn meaning(config: &Self::Config) -> Vec<Meaning>;
 
     /// The mask token of the settings, for families that have one.
     fn mask_token(_config: &mut Self::Config) -> Option<&mut MaskToken> {
@@ -195,6 +203,19 @@ pub trait Drafter: Module {
     fn load_tensors(self, weights: &WeightFolder) -> Result<Self, ModelError> {
         params::load_tensors(self, weights)
     }
+
+    /// Takes over what `weights` holds for the trained parameters below the field `place` (empty for all),
+    /// by name and shape; on a device that tracks gradients.
+    ///
+    /// # Errors
+    /// [`ModelError`] when one is misshapen or not finite, or when the file holds one without a place.
+    fn take_tensors(
+        self,
+        weights: &WeightFolder,
+        place: &str,
+    ) -> Result<(Self, Started), ModelError> {
+        start::take_tensors(self, weights, place)
+    }
 }
 
 macro_rules! dispatch {
@@ -258,6 +279,17 @@ macro_rules! drafter_families {
                 match self { $(Self::$variant(config) => <$module as Drafter>::draws_anchors(config)),+ }
             }
 
+            /// See [`Drafter::meaning`].
+            pub fn meaning(&self) -> Vec<Meaning> {
+                match self { $(Self::$variant(config) => <$module as Drafter>::meaning(config)),+ }
+            }
+
+            /// Families whose parameters this one can start from, each with the field they stand in.
+            pub fn origins(&self) -> Vec<(&'static str, &'static str)> {
+                let parts = match self { $(Self::$variant(_) => <$module as Drafter>::PARTS),+ };
+                std::iter::once((self.family(), "")).chain(parts.iter().copied()).collect()
+            }
+
             /// Settings of a family read by `deserializer`, for run files with one table a family.
             ///
             /// # Errors
@@ -302,6 +334,18 @@ macro_rules! drafter_families {
             /// As [`Drafter::load_tensors`].
             pub fn load_tensors(self, weights: &WeightFolder) -> Result<Self, ModelError> {
                 match self { $(Self::$variant(d) => d.load_tensors(weights).map(Self::$variant)),+ }
+            }
+        }
+
+        impl AnyDrafter {
+            /// See [`Drafter::take_tensors`].
+            fn take_tensors(self, weights: &WeightFolder, place: &str) -> Result<(Self, Started), ModelError> {
+                match self {
+                    $(Self::$variant(drafter) => {
+                        let (drafter, started) = drafter.take_tensors(weights, place)?;
+                        Ok((Self::$variant(drafter), started))
+                    })+
+                }
             }
         }
 

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::decoder_layer::{DecoderLayer, LayerShape, LayerWeights};
 use super::unroll_plan::UnrollPlan;
 use super::{
-    AnchorDraw, Committed, DraftState, Drafter, DrafterContext, TrainedHead, last_rows, params,
-    rope_table,
+    AnchorDraw, Committed, DraftState, Drafter, DrafterContext, Meaning, TrainedHead, last_rows,
+    params, rope_table,
 };
 use crate::batch::{DraftBatch, StateSpec, TokenBatch, index_tensor};
 use crate::error::ModelError;
@@ -94,6 +94,21 @@ struct MtpShape {
 
 impl Drafter for Mtp {
     type Config = MtpConfig;
+
+    fn meaning(config: &MtpConfig) -> Vec<Meaning> {
+        vec![
+            Meaning::new(
+                "half_order",
+                &config.half_order,
+                "it says which columns of the input projection read the state",
+            ),
+            Meaning::new(
+                "zero_first_embedding",
+                &config.zero_first_embedding,
+                "it says what the head reads at position 0",
+            ),
+        ]
+    }
 
     fn check(config: &MtpConfig, target: &TargetSpec) -> Result<StateSpec, ModelError> {
         if config.depths == 0 {

@@ -17,6 +17,7 @@ mod mispredict;
 mod objective;
 mod parity;
 mod settings;
+mod start;
 mod support;
 mod target_files;
 mod target_golden;
