@@ -278,6 +278,21 @@ fn a_start_from_another_drafter_is_refused_before_the_first_stage() {
 }
 
 #[test]
+fn a_head_that_the_target_does_not_bring_along_is_refused_before_the_first_stage() {
+    let place = Workplace::new();
+    place.edit(
+        "[drafter.eagle3]\nttt_steps = 2\ndraft_vocab = 128\n",
+        "[drafter.mtp]\nstart_from = \"target\"\n",
+    );
+    place.refused(&["run", "run.toml"], "start_without_target_head");
+    place.edit(
+        "start_from = \"target\"\n",
+        "\n[export]\nformats = [\"target\"]\n",
+    );
+    place.refused(&["run", "run.toml"], "export_without_target_head");
+}
+
+#[test]
 fn resuming_where_nothing_was_begun_is_refused() {
     let place = Workplace::new();
     assert_eq!(place.run(&["prepare", "run.toml"]).code, 0);

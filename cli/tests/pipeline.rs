@@ -6,7 +6,7 @@ mod support;
 use std::path::Path;
 
 use serde_json::Value;
-use support::{Workplace, prompts};
+use support::{Workplace, prompts, weights, write_target};
 
 fn json(place: &Workplace, name: &str) -> Value {
     serde_json::from_str(&place.read(name)).unwrap()
@@ -299,7 +299,10 @@ fn a_drafter_starts_from_that_of_another_run_and_trains_again_when_that_one_chan
     let other = ["run", "run.toml", "--set", "optimizer.learning_rate=2e-3"];
     done(&place, &other);
     let said = done(&place, &second);
-    assert!(said.contains("train: `out/eagle3` changed"), "{said}");
+    assert!(
+        said.contains("train: `drafter.eagle3.start_from` changed"),
+        "{said}"
+    );
     let source = parameters(&place, &best(&place, "out/eagle3"));
     assert_eq!(parameters(&place, "again/eagle3/untrained"), source);
     assert!(place.path("again/superseded/eagle3-1/start.json").exists());
@@ -324,6 +327,70 @@ fn a_drafter_starts_from_a_checkpoint_and_from_an_export() {
             "{from}"
         );
     }
+}
+
+/// A head in the layout of MiMo beside the blocks of the workplace's target.
+fn add_head(place: &Workplace) {
+    let mut shapes = weights();
+    let mut add = |name: &str, shape: &[usize], scale: f64| {
+        let name = format!("model.mtp_layers.0.{name}.weight");
+        shapes.insert(name, (shape.to_vec(), scale));
+    };
+    for norm in ["token_layernorm", "hidden_layernorm", "final_layernorm"] {
+        add(norm, &[16], 0.0);
+    }
+    add("input_proj", &[16, 32], 0.2);
+    add("input_layernorm", &[16], 0.0);
+    add("post_attention_layernorm", &[16], 0.0);
+    for (name, out, width) in [("q", 16, 16), ("k", 8, 16), ("v", 8, 16), ("o", 16, 16)] {
+        add(&format!("self_attn.{name}_proj"), &[out, width], 0.3);
+    }
+    for (name, out, width) in [("gate", 32, 16), ("up", 32, 16), ("down", 16, 32)] {
+        add(&format!("mlp.{name}_proj"), &[out, width], 0.3);
+    }
+    write_target(&place.path("target"), &shapes);
+    let mut config = json(place, "target/config.json");
+    config["num_nextn_predict_layers"] = 1.into();
+    place.write("target/config.json", &config.to_string());
+}
+
+#[test]
+fn a_head_of_the_target_is_tuned_and_stitched_back() {
+    let place = Workplace::new();
+    add_head(&place);
+    place.edit(
+        "[drafter.eagle3]\nttt_steps = 2\ndraft_vocab = 128\n",
+        "[drafter.mtp]\ndepths = 2\nstart_from = \"target\"\n\n[export]\nformats = [\"target\"]\n",
+    );
+    let said = done(&place, &["run", "run.toml"]);
+    let start = "train mtp: starts from `target`, a `mtp` drafter of step 0: 13 tensors taken, 0 fresh, 1 the target's";
+    assert!(said.contains(start), "{said}");
+    let stitched = "out/mtp/export/target";
+    let name = |file: &str| format!("{stitched}/{file}");
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        assert_eq!(
+            place.read(&name(file)),
+            place.read(&format!("target/{file}"))
+        );
+    }
+    let bytes = |name: &str| fs_err::read(place.path(name)).unwrap();
+    let (before, after) = (
+        bytes("target/model.safetensors"),
+        bytes(&name("model.safetensors")),
+    );
+    assert_eq!(before.len(), after.len());
+    assert_ne!(before, after);
+    // What was stitched is a target again, with the tuned head in it.
+    let path = format!("target.path={stitched}");
+    done(
+        &place,
+        &["run", "run.toml", "--out", "again", "--set", &path],
+    );
+    let best = best(&place, "out/mtp");
+    assert_eq!(
+        parameters(&place, "again/mtp/untrained"),
+        parameters(&place, &best)
+    );
 }
 
 /// The embedded target of the quick start, with little of everything.

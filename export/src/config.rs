@@ -9,9 +9,9 @@ use crate::error::ExportError;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExportConfig {
-    /// Layouts to write, each into its own folder.
+    /// Layouts to write, each into its own folder; default all but `target`.
     pub formats: Vec<String>,
-    /// Element type of the float tensors.
+    /// Element type of the float tensors; `target` keeps the types of the target's files.
     pub dtype: ExportDtype,
     /// Name under which an engine finds the target, such as `org/model`; unset means the name in the
     /// target's own configuration, else its folder.
@@ -23,9 +23,10 @@ pub struct ExportConfig {
 impl Default for ExportConfig {
     fn default() -> Self {
         Self {
-            formats: crate::format_names()
-                .into_iter()
-                .map(str::to_owned)
+            formats: crate::EXPORTERS
+                .iter()
+                .filter(|exporter| exporter.is_default())
+                .map(|exporter| exporter.name().to_owned())
                 .collect(),
             dtype: ExportDtype::Bf16,
             target_name: None,

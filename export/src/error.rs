@@ -86,6 +86,14 @@ pub enum ExportError {
         /// What is wrong.
         reason: String,
     },
+    /// The target brings no head along, or one that this build cannot compute.
+    #[error("the MTP head of the target in `{}` cannot be used: {reason}", path.display())]
+    TargetHead {
+        /// The folder of the target.
+        path: PathBuf,
+        /// The key or tensor, with what is expected.
+        reason: String,
+    },
     /// The place of the export is taken by something else.
     #[error("`{}` exists and is not an earlier export: it holds `{found}`", path.display())]
     OutTaken {
@@ -106,7 +114,7 @@ impl Diagnose for ExportError {
                     .to_owned(),
             ),
             Self::NotExpressible { .. } => {
-                Some("train with the setting that the engines use".to_owned())
+                Some("train with the setting that the engines use, or choose other `export.formats`".to_owned())
             }
             Self::NoSpeculativeTokens => {
                 Some("leave it out to propose as many tokens as were trained".to_owned())
@@ -125,6 +133,11 @@ impl Diagnose for ExportError {
             ),
             Self::VocabTable { .. } => Some(
                 "`d2t` holds offsets: target id = draft id + `d2t`, strictly increasing".to_owned(),
+            ),
+            Self::TargetHead { .. } => Some(
+                "train a fresh head or a drafter of another family for this target: leave out `start_from` and \
+                 the export format `target`"
+                    .to_owned(),
             ),
             Self::OutTaken { .. } => Some("choose another folder, or remove this one".to_owned()),
         }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use draftsmith_models::error::ModelError;
 use draftsmith_models::file;
-use draftsmith_models::weights::{check_finite, write_safetensors};
+use draftsmith_models::weights::write_safetensors;
 
 use crate::Layout;
 use crate::error::ExportError;
@@ -14,38 +14,39 @@ pub const CONFIG: &str = "config.json";
 /// The weights of an export.
 pub const WEIGHTS: &str = "model.safetensors";
 
-/// Refuses a place that holds anything but an earlier export.
+/// Refuses a place that holds any entry but those of an earlier export.
 ///
 /// # Errors
 /// [`ExportError::OutTaken`] naming the entry that is in the way.
-pub fn check_replaceable(out: &Path) -> Result<(), ExportError> {
+pub fn check_replaceable(out: &Path, own: &[impl AsRef<str>]) -> Result<(), ExportError> {
     if !out.exists() {
         return Ok(());
     }
     let io = |source| ModelError::io(out, source);
     for entry in fs_err::read_dir(out).map_err(io)? {
         let name = entry.map_err(io)?.file_name();
-        if name != CONFIG && name != WEIGHTS {
+        let name = name.to_string_lossy();
+        if own.iter().all(|own| own.as_ref() != name) {
             return Err(ExportError::OutTaken {
                 path: out.to_owned(),
-                found: name.to_string_lossy().into_owned(),
+                found: name.into_owned(),
             });
         }
     }
     Ok(())
 }
 
-/// Writes both files beside `out` under a temporary name, then puts the folder in place.
+/// Lets `fill` write the files into a folder beside `out` under a temporary name, then puts it in place.
 ///
 /// # Errors
-/// [`ModelError::NotWritten`] for a tensor that the type of the export cannot hold, before anything is written;
-/// [`ModelError::Io`] naming the path; a temporary folder does not stay behind.
-pub fn write(out: &Path, layout: &Layout) -> Result<(), ExportError> {
-    check_replaceable(out)?;
-    check_finite(&layout.tensors, &out.join(WEIGHTS))?;
+/// The error of `fill`, or [`ModelError::Io`] naming the path; a temporary folder does not stay behind.
+pub fn write(
+    out: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), ExportError>,
+) -> Result<(), ExportError> {
     let staging = file::temporary_name(out);
     remove_if_present(&staging)?;
-    let result = fill(&staging, layout).and_then(|()| put_in_place(&staging, out));
+    let result = fill(&staging).and_then(|()| put_in_place(&staging, out));
     if result.is_err() {
         // The write already failed; a left-over temporary folder is the lesser evil.
         let _ignored = fs_err::remove_dir_all(&staging);
@@ -53,7 +54,8 @@ pub fn write(out: &Path, layout: &Layout) -> Result<(), ExportError> {
     result
 }
 
-fn fill(staging: &Path, layout: &Layout) -> Result<(), ExportError> {
+/// Writes configuration and weights of a layout into `staging`.
+pub(crate) fn fill(staging: &Path, layout: &Layout) -> Result<(), ExportError> {
     write_safetensors(&staging.join(WEIGHTS), &layout.tensors, &[])?;
     file::write_json(&staging.join(CONFIG), &layout.config)?;
     Ok(())

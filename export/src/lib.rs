@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`native`] | vLLM, SGLang, the llama.cpp converter |
 //! | [`speculators`] | vLLM, the speculators package |
+//! | [`target`] | what serves the target with the MTP head it brings along, which is replaced |
 
 pub mod config;
 pub mod d2t;
@@ -24,13 +25,16 @@ pub mod native;
 pub mod read;
 pub mod source;
 pub mod speculators;
+mod stitch;
+pub mod target;
+mod target_head;
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
 use draftsmith_models::drafter::DrafterConfig;
 use draftsmith_models::target::TargetSpec;
-use draftsmith_models::weights::NamedTensor;
+use draftsmith_models::weights::{NamedTensor, check_finite};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -38,6 +42,7 @@ pub use config::{ExportConfig, ExportDtype};
 pub use error::ExportError;
 pub use read::{Imported, load, read};
 pub use source::Source;
+pub use target_head::target_head;
 
 /// What a layout puts into its folder.
 #[derive(Clone, Debug)]
@@ -58,23 +63,42 @@ pub trait Exporter: Debug + Sync {
     /// Whether the layout has a place for drafters of this family.
     fn can_hold(&self, drafter: &DrafterConfig) -> bool;
 
-    /// Refuses settings that an engine would read as something else.
+    /// Whether run files that name no layout ask for this one.
+    fn is_default(&self) -> bool {
+        true
+    }
+
+    /// Refuses settings that an engine would read as something else, for the target in `folder`.
     ///
     /// # Errors
     /// [`ExportError::NotExpressible`] naming the setting.
-    fn check(&self, _drafter: &DrafterConfig, _target: &TargetSpec) -> Result<(), ExportError> {
+    fn check(
+        &self,
+        _drafter: &DrafterConfig,
+        _target: &TargetSpec,
+        _folder: &Path,
+    ) -> Result<(), ExportError> {
         Ok(())
     }
 
-    /// Renames and converts a checkpoint of a family it can hold.
+    /// Refuses a place that holds anything but an earlier export of this layout.
+    ///
+    /// # Errors
+    /// [`ExportError::OutTaken`] naming what is in the way.
+    fn check_out(&self, out: &Path, _target: &Path) -> Result<(), ExportError> {
+        folder::check_replaceable(out, &[folder::CONFIG, folder::WEIGHTS])
+    }
+
+    /// Renames and converts a checkpoint of a family it can hold, and writes it into `out`.
     ///
     /// # Errors
     /// [`ExportError`] when a tensor is missing or the layout cannot express the drafter.
-    fn layout(&self, source: &Source<'_>) -> Result<Layout, ExportError>;
+    fn write(&self, source: &Source<'_>, out: &Path) -> Result<ExportReport, ExportError>;
 }
 
 /// All layouts.
-pub const EXPORTERS: &[&dyn Exporter] = &[&native::Native, &speculators::Speculators];
+pub const EXPORTERS: &[&dyn Exporter] =
+    &[&native::Native, &speculators::Speculators, &target::Target];
 
 /// What was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -116,7 +140,7 @@ pub fn export(
     config: &ExportConfig,
 ) -> Result<ExportReport, ExportError> {
     let exporter = find(format)?;
-    folder::check_replaceable(out)?;
+    exporter.check_out(out, target)?;
     let source = Source::open(checkpoint, target, config)?;
     if !exporter.can_hold(&source.card.drafter) {
         return Err(ExportError::NoLayout {
@@ -124,7 +148,7 @@ pub fn export(
             family: source.card.drafter.family(),
         });
     }
-    write(exporter, &source, out)
+    exporter.write(&source, out)
 }
 
 /// Those of `formats` that have a place for drafters of a family, in the same order.
@@ -136,7 +160,7 @@ pub fn formats_for<'a>(formats: &'a [String], drafter: &DrafterConfig) -> Vec<&'
 }
 
 /// Checks that every layout of `config.formats` with a place for the drafter can express it, before it is
-/// trained.
+/// trained; `folder` holds the target.
 ///
 /// # Errors
 /// [`ExportError::NotExpressible`] naming the setting, or [`ExportError::NoLayout`] when no layout is left.
@@ -144,6 +168,7 @@ pub fn check(
     config: &ExportConfig,
     drafter: &DrafterConfig,
     target: &TargetSpec,
+    folder: &Path,
 ) -> Result<(), ExportError> {
     let formats = formats_for(&config.formats, drafter);
     if let (true, Some(format)) = (formats.is_empty(), config.formats.first()) {
@@ -153,7 +178,7 @@ pub fn check(
         });
     }
     for format in formats {
-        find(format)?.check(drafter, target)?;
+        find(format)?.check(drafter, target, folder)?;
     }
     Ok(())
 }
@@ -170,12 +195,12 @@ pub fn export_all(
 ) -> Result<Vec<ExportReport>, ExportError> {
     config.validate()?;
     for format in &config.formats {
-        folder::check_replaceable(&out_root.join(format))?;
+        find(format)?.check_out(&out_root.join(format), target)?;
     }
     let source = Source::open(checkpoint, target, config)?;
     formats_for(&config.formats, &source.card.drafter)
         .into_iter()
-        .map(|format| write(find(format)?, &source, &out_root.join(format)))
+        .map(|format| find(format)?.write(&source, &out_root.join(format)))
         .collect()
 }
 
@@ -195,26 +220,21 @@ fn find(format: &str) -> Result<&'static dyn Exporter, ExportError> {
         })
 }
 
-fn write(
-    exporter: &dyn Exporter,
-    source: &Source<'_>,
-    out: &Path,
-) -> Result<ExportReport, ExportError> {
-    let layout = exporter.layout(source)?;
-    folder::write(out, &layout)?;
-    let tensors = layout
-        .tensors
-        .iter()
-        .map(|tensor| ExportedTensor {
+impl Layout {
+    /// Writes the layout `format` into `out`.
+    pub(crate) fn write(self, format: &str, out: &Path) -> Result<ExportReport, ExportError> {
+        check_finite(&self.tensors, &out.join(folder::WEIGHTS))?;
+        folder::write(out, |staging| folder::fill(staging, &self))?;
+        let tensors = self.tensors.iter().map(|tensor| ExportedTensor {
             name: tensor.name.clone(),
             shape: tensor.shape.clone(),
             dtype: format!("{:?}", tensor.dtype),
+        });
+        Ok(ExportReport {
+            format: format.to_owned(),
+            folder: out.to_owned(),
+            tensors: tensors.collect(),
+            warnings: self.warnings,
         })
-        .collect();
-    Ok(ExportReport {
-        format: exporter.name().to_owned(),
-        folder: out.to_owned(),
-        tensors,
-        warnings: layout.warnings,
-    })
+    }
 }

@@ -9,7 +9,7 @@ use draftsmith_models::weights::NamedTensor;
 use serde_json::{Value, json};
 
 use crate::error::ExportError;
-use crate::names::{LayerPrefix, MTP_PREFIX};
+use crate::names::{LayerPrefix, MTP_PREFIX, qkv_biases};
 use crate::source::Source;
 use crate::{Layout, decoder};
 
@@ -76,20 +76,19 @@ pub(crate) fn check(config: &MtpConfig, target: &TargetSpec) -> Result<(), Expor
     })
 }
 
-/// The biases of q, k and v that the layout asks for.
+/// The biases of q, k and v that the layout asks for, where the block has none.
 fn zero_biases(source: &Source<'_>) -> Vec<NamedTensor> {
     let target = &source.card.target;
-    let q_width = target.num_heads * target.head_dim;
-    let kv_width = target.num_kv_heads * target.head_dim;
-    [("q", q_width), ("k", kv_width), ("v", kv_width)]
-        .into_iter()
-        .map(|(name, width)| {
-            NamedTensor::float(
-                format!("{MTP_PREFIX}.self_attn.{name}_proj.bias"),
-                &[width],
-                &vec![0.0; width],
-                source.config.dtype.element(),
-            )
-        })
-        .collect()
+    if target.qkv_bias {
+        return Vec::new();
+    }
+    let zeros = |(letter, width): (&str, usize)| {
+        NamedTensor::float(
+            format!("{MTP_PREFIX}.self_attn.{letter}_proj.bias"),
+            &[width],
+            &vec![0.0; width],
+            source.config.dtype.element(),
+        )
+    };
+    qkv_biases(target).map(zeros).into()
 }

@@ -159,25 +159,44 @@ fn dspark(card: &DrafterCard, config: &DsparkConfig) -> Vec<TensorName> {
 
 /// The layout of MiMo's own heads; engines draft with the target's embedding and head.
 fn mtp(card: &DrafterCard) -> Vec<TensorName> {
-    let target = &card.target;
+    let top = |name: &str| format!("{MTP_PREFIX}.{name}.weight");
+    let tops = [
+        "token_layernorm",
+        "hidden_layernorm",
+        "input_proj",
+        "final_layernorm",
+    ]
+    .map(top);
+    mtp_head(&card.target, &tops, MTP_PREFIX)
+}
+
+/// A recursive head with one block of the target's shape. `tops` are the foreign names of the norms of
+/// embedding and state, of the input projection and of the last norm, `block` the prefix of the block's.
+pub(crate) fn mtp_head(target: &TargetSpec, tops: &[String; 4], block: &str) -> Vec<TensorName> {
     let hidden = target.hidden_size;
-    let top = |ours: &str, name: &str, shape: &[usize]| {
-        named(ours, &format!("{MTP_PREFIX}.{name}.weight"), shape)
-    };
+    let [embed_norm, hidden_norm, input_proj, norm] = tops;
     let mut names = vec![
-        top("embed_norm", "token_layernorm", &[hidden]),
-        top("hidden_norm", "hidden_layernorm", &[hidden]),
-        top("input_proj", "input_proj", &[hidden, 2 * hidden]),
-        top("norm", "final_layernorm", &[hidden]),
+        named("embed_norm", embed_norm, &[hidden]),
+        named("hidden_norm", hidden_norm, &[hidden]),
+        named("input_proj", input_proj, &[hidden, 2 * hidden]),
+        named("norm", norm, &[hidden]),
     ];
-    let prefixes = ["layer", MTP_PREFIX];
-    names.extend(decoder_layer(
-        target,
-        target.intermediate_size,
-        target.qk_norm,
-        prefixes,
-    ));
+    let (width, qk_norm) = (target.intermediate_size, target.qk_norm);
+    names.extend(decoder_layer(target, width, qk_norm, ["layer", block]));
+    if target.qkv_bias {
+        names.extend(qkv_biases(target).map(|(letter, width)| {
+            let foreign = format!("{block}.self_attn.{letter}_proj.bias");
+            named(&format!("layer.{letter}_bias"), &foreign, &[width])
+        }));
+    }
     names
+}
+
+/// Letter and width of the biases of q, k and v.
+pub(crate) fn qkv_biases(target: &TargetSpec) -> [(&'static str, usize); 3] {
+    let q_width = target.num_heads * target.head_dim;
+    let kv_width = target.num_kv_heads * target.head_dim;
+    [("q", q_width), ("k", kv_width), ("v", kv_width)]
 }
 
 /// EAGLE-3 as published by SafeAILab (2503.01840); `input_layernorm` norms the embedding.

@@ -3,6 +3,8 @@
 //! It carries no embedding: engines take the target's. Layer ids are written under both keys of
 //! [`crate::layer_ids`], also when they are the ones an engine would guess.
 
+use std::path::Path;
+
 use draftsmith_models::checkpoint::DrafterCard;
 use draftsmith_models::drafter::DrafterConfig;
 use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config};
@@ -12,7 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::error::ExportError;
 use crate::names::LayerPrefix;
 use crate::source::Source;
-use crate::{Exporter, Layout, d2t, decoder, dflash, dspark, layer_ids, mtp};
+use crate::{ExportReport, Exporter, Layout, d2t, decoder, dflash, dspark, layer_ids, mtp};
 
 /// Layout `native`.
 #[derive(Clone, Copy, Debug)]
@@ -23,17 +25,20 @@ impl Exporter for Native {
         "native"
     }
 
-    fn layout(&self, source: &Source<'_>) -> Result<Layout, ExportError> {
-        match &source.card.drafter {
+    fn write(&self, source: &Source<'_>, out: &Path) -> Result<ExportReport, ExportError> {
+        let layout = match &source.card.drafter {
             DrafterConfig::Eagle3(config) => eagle3(source, config),
             DrafterConfig::Mtp(config) => mtp::native(source, config),
             DrafterConfig::Dflash(config) => dflash::native(source, config),
             DrafterConfig::Dspark(config) => dspark::native(source, config),
-            other => Err(ExportError::NoLayout {
-                format: self.name(),
-                family: other.family(),
-            }),
-        }
+            other => {
+                return Err(ExportError::NoLayout {
+                    format: self.name(),
+                    family: other.family(),
+                });
+            }
+        };
+        layout?.write(self.name(), out)
     }
 
     fn can_hold(&self, drafter: &DrafterConfig) -> bool {
@@ -46,7 +51,12 @@ impl Exporter for Native {
         )
     }
 
-    fn check(&self, drafter: &DrafterConfig, target: &TargetSpec) -> Result<(), ExportError> {
+    fn check(
+        &self,
+        drafter: &DrafterConfig,
+        target: &TargetSpec,
+        _folder: &Path,
+    ) -> Result<(), ExportError> {
         match drafter {
             DrafterConfig::Mtp(config) => mtp::check(config, target),
             _ => Ok(()),

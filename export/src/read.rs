@@ -42,20 +42,7 @@ impl Imported {
     /// # Errors
     /// [`ModelError`] when two of them have one name.
     pub fn weights(&self, path: &Path) -> Result<WeightFolder, ExportError> {
-        let views = self
-            .tensors
-            .iter()
-            .map(|t| {
-                Ok((
-                    &t.name,
-                    TensorView::new(t.dtype, t.shape.clone(), &t.bytes)?,
-                ))
-            })
-            .collect::<Result<Vec<_>, safetensors::SafeTensorError>>();
-        let bytes = views
-            .and_then(|views| safetensors::serialize(views, None))
-            .map_err(|e| ModelError::malformed(path, "safetensors file", e))?;
-        Ok(WeightFolder::from_bytes(path, bytes)?)
+        in_memory(&self.tensors, path)
     }
 
     /// The drafter as one that another can start from; `name` is what the run file calls it.
@@ -73,6 +60,23 @@ impl Imported {
             step: self.card.step,
         })
     }
+}
+
+/// Tensors as an opened file; `path` is where they came from, for messages.
+pub(crate) fn in_memory(tensors: &[NamedTensor], path: &Path) -> Result<WeightFolder, ExportError> {
+    let views = tensors
+        .iter()
+        .map(|t| {
+            Ok((
+                &t.name,
+                TensorView::new(t.dtype, t.shape.clone(), &t.bytes)?,
+            ))
+        })
+        .collect::<Result<Vec<_>, safetensors::SafeTensorError>>();
+    let bytes = views
+        .and_then(|views| safetensors::serialize(views, None))
+        .map_err(|e| ModelError::malformed(path, "safetensors file", e))?;
+    Ok(WeightFolder::from_bytes(path, bytes)?)
 }
 
 /// Reads a folder of either layout; `target` is the folder of the target it drafts for.

@@ -69,8 +69,16 @@ impl<'a> Source<'a> {
     }
 
     fn tensor(&self, name: &TensorName) -> Result<NamedTensor, ExportError> {
+        Ok(self.named(&name.foreign, &name.shape, &self.values(name)?))
+    }
+
+    /// A tensor of the checkpoint in f32.
+    ///
+    /// # Errors
+    /// [`ModelError`] when it is missing, misshapen or not finite.
+    pub(crate) fn values(&self, name: &TensorName) -> Result<Vec<f32>, ExportError> {
         let values = self.weights.float_data(&name.ours, &name.shape)?;
-        Ok(self.named(&name.foreign, &name.shape, &float_values(values)))
+        Ok(float_values(values))
     }
 
     /// The target's embedding `[V, H]` under the foreign name `name`, from the target's own file.
@@ -108,23 +116,31 @@ pub(crate) fn target_tensor(
     name: &str,
     shape: &[usize],
 ) -> Result<Vec<f32>, ExportError> {
+    let files = tensor_files(folder)?;
+    let path = files.get(name).ok_or_else(|| ModelError::MissingTensor {
+        name: name.to_owned(),
+        path: folder.to_owned(),
+    })?;
+    let data = WeightFolder::open_file(&folder.join(path))?.float_data(name, shape)?;
+    Ok(float_values(data))
+}
+
+/// The file name of every tensor of a model folder: what its index says, or all in one file.
+pub(crate) fn tensor_files(folder: &Path) -> Result<BTreeMap<String, String>, ExportError> {
     #[derive(serde::Deserialize)]
     struct ShardIndex {
         weight_map: BTreeMap<String, String>,
     }
+    const SINGLE: &str = "model.safetensors";
     let index = folder.join("model.safetensors.index.json");
-    let path = if index.exists() {
-        let index: ShardIndex = file::read_json(&index)?;
-        let shard = index.weight_map.get(name).cloned();
-        folder.join(shard.ok_or_else(|| ModelError::MissingTensor {
-            name: name.to_owned(),
-            path: folder.to_owned(),
-        })?)
-    } else {
-        folder.join("model.safetensors")
-    };
-    let data = WeightFolder::open_file(&path)?.float_data(name, shape)?;
-    Ok(float_values(data))
+    if index.exists() {
+        return Ok(file::read_json::<ShardIndex>(&index)?.weight_map);
+    }
+    let weights = WeightFolder::open_file(&folder.join(SINGLE))?;
+    let names = weights
+        .names()
+        .map(|name| (name.to_owned(), SINGLE.to_owned()));
+    Ok(names.collect())
 }
 
 pub(crate) fn float_values(data: burn::tensor::TensorData) -> Vec<f32> {

@@ -3,6 +3,8 @@
 //! It carries a copy of the target's embedding: the package's own loader leaves memory uninitialised
 //! without one.
 
+use std::path::Path;
+
 use draftsmith_models::drafter::DrafterConfig;
 use draftsmith_models::drafter::eagle3::{AuxNorm, Eagle3Config};
 use draftsmith_models::weights::NamedTensor;
@@ -11,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::error::ExportError;
 use crate::names::{EMBEDDING, LayerPrefix};
 use crate::source::Source;
-use crate::{Exporter, Layout, d2t, decoder, dflash, dspark, layer_ids};
+use crate::{ExportReport, Exporter, Layout, d2t, decoder, dflash, dspark, layer_ids};
 
 /// Version of the speculators package whose layout is written.
 const VERSION: &str = "0.9.0";
@@ -25,8 +27,8 @@ impl Exporter for Speculators {
         "speculators"
     }
 
-    fn layout(&self, source: &Source<'_>) -> Result<Layout, ExportError> {
-        match &source.card.drafter {
+    fn write(&self, source: &Source<'_>, out: &Path) -> Result<ExportReport, ExportError> {
+        let layout = match &source.card.drafter {
             DrafterConfig::Eagle3(config) => eagle3(source, config),
             DrafterConfig::Dflash(config) => dflash::speculators(source, config),
             DrafterConfig::Dspark(config) => dspark::speculators(source, config),
@@ -34,7 +36,8 @@ impl Exporter for Speculators {
                 format: self.name(),
                 family: other.family(),
             }),
-        }
+        };
+        layout?.write(self.name(), out)
     }
 
     /// Not MTP: the package has a layout for it, but no engine reads that.
@@ -223,6 +226,7 @@ fn is_published_name(name: &str) -> bool {
 /// The target's architectures as its own configuration says, else by its type.
 fn architectures(target_config: &Value, model_type: &str) -> Value {
     let by_type = match model_type {
+        "mimo" => "MiMoForCausalLM",
         "qwen2" => "Qwen2ForCausalLM",
         "qwen3" => "Qwen3ForCausalLM",
         _ => "LlamaForCausalLM",

@@ -9,6 +9,7 @@
 )]
 
 mod common;
+mod stitch;
 
 use common::{Case, Wanted};
 use draftsmith_export::{ExportConfig, ExportError, check, export, formats_for};
@@ -172,21 +173,21 @@ fn an_mtp_head_that_engines_read_otherwise_is_refused() {
     let formats = ExportConfig::default();
     let refused = |settings: Value| {
         let config = config("mtp", settings);
-        check(&formats, &config, &case.spec)
+        check(&formats, &config, &case.spec, &case.target())
             .unwrap_err()
             .to_string()
     };
     assert!(refused(json!({ "half_order": "embedding_first" })).contains("half_order"));
     assert!(refused(json!({ "zero_first_embedding": false })).contains("zero_first_embedding"));
     let plain = config("mtp", json!({}));
-    check(&formats, &plain, &case.spec).unwrap();
+    check(&formats, &plain, &case.spec, &case.target()).unwrap();
     assert_eq!(formats_for(&formats.formats, &plain), ["native"]);
     let only = ExportConfig {
         formats: vec!["speculators".to_owned()],
         ..ExportConfig::default()
     };
     assert!(matches!(
-        check(&only, &plain, &case.spec),
+        check(&only, &plain, &case.spec, &case.target()),
         Err(ExportError::NoLayout { .. })
     ));
 }

@@ -394,7 +394,7 @@ fn an_unknown_format_lists_the_known_ones() {
     let error = export("onnx", &case.checkpoint(), &case.target(), &out, &config).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "export format `onnx` is unknown, expected one of [\"native\", \"speculators\"]"
+        "export format `onnx` is unknown, expected one of [\"native\", \"speculators\", \"target\"]"
     );
 }
 

@@ -17,6 +17,8 @@ use crate::session::Session;
 
 /// Version of `start.json`.
 const FORMAT_VERSION: u32 = 1;
+/// `start_from` for the head that the target brings along.
+const TARGET: &str = "target";
 /// What a drafter took over, in its folder.
 const RECORD: &str = "start.json";
 
@@ -45,11 +47,17 @@ enum Place {
     Checkpoint(PathBuf),
     /// A folder in a serving layout.
     Export(PathBuf),
+    /// The files of the target.
+    Target,
 }
 
 impl Place {
-    /// The place that `from` names: a checkpoint, the best or else newest one of a drafter's folder, an export.
+    /// The place that `from` names: a checkpoint, the best or else newest one of a drafter's folder, an export;
+    /// or the target.
     fn find(family: &str, from: &str) -> anyhow::Result<Self> {
+        if from == TARGET {
+            return Ok(Self::Target);
+        }
         let folder = Path::new(from);
         if folder.join(CARD).exists() {
             return Ok(Self::Checkpoint(folder.to_owned()));
@@ -65,14 +73,15 @@ impl Place {
         }
         Err(CliError::usage(
             format!("`drafter.{family}.start_from` is `{from}`, which holds no drafter"),
-            "expected a drafter's folder in a run (`runs/x/<family>`), a checkpoint, or an export",
+            "expected a drafter's folder in a run (`runs/x/<family>`), a checkpoint, an export, or `target`",
         )
         .into())
     }
 
-    /// The files that the parameters depend on.
+    /// The files that the parameters depend on; those of the target are an input of their own.
     fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
         Ok(match self {
+            Self::Target => Vec::new(),
             Self::Checkpoint(folder) => vec![folder.join(CARD), folder.join(WEIGHTS)],
             Self::Export(folder) => {
                 let names = weight_files(folder)?.into_iter();
@@ -84,6 +93,12 @@ impl Place {
 
     fn open(&self, session: &Session, from: &str) -> anyhow::Result<Origin> {
         match self {
+            Self::Target => Ok(draftsmith_export::target_head(
+                &session.run_file().target.path,
+                session.spec(),
+                session.target_fingerprint()?,
+                from.to_owned(),
+            )?),
             Self::Checkpoint(folder) => Ok(Origin::open(folder, from.to_owned())?),
             Self::Export(folder) => {
                 let target = &session.run_file().target.path;
@@ -97,7 +112,7 @@ impl Place {
     }
 }
 
-/// Name and hash of the files that a drafter starts from.
+/// The key of a drafter with `start_from`, and the hash of the files there.
 pub(super) fn input(run: &DrafterRun) -> anyhow::Result<Option<(String, String)>> {
     let Some(from) = &run.start_from else {
         return Ok(None);
@@ -107,7 +122,8 @@ pub(super) fn input(run: &DrafterRun) -> anyhow::Result<Option<(String, String)>
         hasher.update(blake3::hash(&file::read(&path)?).as_bytes());
     }
     let hash = hasher.finalize().to_hex().to_string();
-    Ok(Some((format!("`{from}`"), hash)))
+    let key = format!("`drafter.{}.start_from`", run.family());
+    Ok(Some((key, hash)))
 }
 
 /// The drafter that `run` starts from, if it fits as far as its settings tell.
@@ -115,8 +131,11 @@ fn origin(session: &Session, run: &DrafterRun) -> anyhow::Result<Option<Origin>>
     let Some(from) = &run.start_from else {
         return Ok(None);
     };
-    refuse_itself(session, run, from)?;
-    let origin = Place::find(run.family(), from)?.open(session, from)?;
+    let place = Place::find(run.family(), from)?;
+    if !matches!(place, Place::Target) {
+        refuse_itself(session, run, from)?;
+    }
+    let origin = place.open(session, from)?;
     origin.check(&run.config, session.spec(), session.target_fingerprint()?)?;
     Ok(Some(origin))
 }

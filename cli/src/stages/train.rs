@@ -113,9 +113,8 @@ fn with_start(
     mut resolved: serde_json::Value,
     drafter: &DrafterRun,
 ) -> anyhow::Result<serde_json::Value> {
-    if let Some(from) = &drafter.start_from {
-        let hash = start::input(drafter)?.map(|(_, hash)| hash);
-        resolved["start"] = json!({ "from": from, "blake3": hash });
+    if let Some((_, hash)) = start::input(drafter)? {
+        resolved["start_from"] = json!(hash);
     }
     Ok(resolved)
 }
@@ -336,7 +335,8 @@ pub(crate) fn refuse_unfit_drafters(session: &Session) -> anyhow::Result<()> {
     let vocab_size = session.spec().vocab_size;
     for run in &session.run_file().drafter.0 {
         run.config.check(session.spec())?;
-        draftsmith_export::check(&session.run_file().export, &run.config, session.spec())?;
+        let (formats, target) = (&session.run_file().export, &session.run_file().target.path);
+        draftsmith_export::check(formats, &run.config, session.spec(), target)?;
         if let DraftVocab::Size(size) = run.draft_vocab
             && size > vocab_size
         {

@@ -219,7 +219,13 @@ fn perturbed(drafter: AnyDrafter) -> AnyDrafter {
 }
 
 /// Values uniform in `[low, low + width)`, a pure function of the name.
-fn random(name: &str, shape: &[usize], low: f64, width: f64, dtype: Dtype) -> NamedTensor {
+pub(crate) fn random(
+    name: &str,
+    shape: &[usize],
+    low: f64,
+    width: f64,
+    dtype: Dtype,
+) -> NamedTensor {
     let mut stream = Stream::new(11, Purpose::Check, stable_hash(name));
     let values: Vec<f32> = (0..shape.iter().product())
         .map(|_| (low + width * stream.uniform()) as f32)

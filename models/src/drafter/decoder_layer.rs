@@ -1,7 +1,7 @@
 //! [`DecoderLayer`]: one pre-norm decoder block as a trainable module, without its attention pattern.
 
 use burn::module::{Module, Param};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::params;
 use crate::layers::attention::HeadShape;
@@ -16,9 +16,11 @@ pub(super) struct LayerShape {
     pub(super) intermediate_size: usize,
     /// Whether queries and keys are normed head by head, as in Qwen3.
     pub(super) qk_norm: bool,
+    /// Whether q, k and v have biases, as in Qwen2.
+    pub(super) qkv_bias: bool,
 }
 
-/// A Llama or Qwen3 block. Field names are the names in `drafter.safetensors`.
+/// A Llama, Qwen2 or Qwen3 block. Field names are the names in `drafter.safetensors`.
 #[derive(Module, Debug)]
 pub struct DecoderLayer {
     /// Norm in front of the attention, `[H]`.
@@ -29,6 +31,12 @@ pub struct DecoderLayer {
     pub k_proj: Param<Tensor<2>>,
     /// `[kv heads * D, H]`.
     pub v_proj: Param<Tensor<2>>,
+    /// `[heads * D]`.
+    pub q_bias: Option<Param<Tensor<1>>>,
+    /// `[kv heads * D]`.
+    pub k_bias: Option<Param<Tensor<1>>>,
+    /// `[kv heads * D]`.
+    pub v_bias: Option<Param<Tensor<1>>>,
     /// Norm of each query head, `[D]`.
     pub q_norm: Option<Param<Tensor<1>>>,
     /// Norm of each key head, `[D]`.
@@ -53,6 +61,7 @@ impl DecoderLayer {
             hidden_size: hidden,
             intermediate_size: intermediate,
             qk_norm,
+            qkv_bias,
         } = shape;
         let (q_width, kv_width) = (
             heads.num_heads * heads.head_dim,
@@ -63,11 +72,18 @@ impl DecoderLayer {
         };
         let gain =
             |field: &str, width| params::unit_gain(&format!("{name}.{field}"), width, device);
+        let bias = |field: &str, width: usize| {
+            let zeros = Tensor::zeros([width], (device, DType::F32));
+            qkv_bias.then(|| params::named(&format!("{name}.{field}"), zeros))
+        };
         Self {
             input_norm: gain("input_norm", hidden),
             q_proj: matrix("q_proj", [q_width, hidden]),
             k_proj: matrix("k_proj", [kv_width, hidden]),
             v_proj: matrix("v_proj", [kv_width, hidden]),
+            q_bias: bias("q_bias", q_width),
+            k_bias: bias("k_bias", kv_width),
+            v_bias: bias("v_bias", kv_width),
             q_norm: qk_norm.then(|| gain("q_norm", heads.head_dim)),
             k_norm: qk_norm.then(|| gain("k_norm", heads.head_dim)),
             o_proj: matrix("o_proj", [hidden, q_width]),
@@ -82,6 +98,7 @@ impl DecoderLayer {
     pub(super) fn weights(&self, heads: HeadShape, eps: f64, compute: FloatDType) -> LayerWeights {
         let cast = |param: &Param<Tensor<2>>| param.val().cast(compute);
         let gain = |param: &Option<Param<Tensor<1>>>| param.as_ref().map(Param::val);
+        let bias = |param| gain(param).map(|bias| bias.cast(compute));
         LayerWeights {
             heads,
             eps,
@@ -89,6 +106,9 @@ impl DecoderLayer {
             q: cast(&self.q_proj),
             k: cast(&self.k_proj),
             v: cast(&self.v_proj),
+            q_bias: bias(&self.q_bias),
+            k_bias: bias(&self.k_bias),
+            v_bias: bias(&self.v_bias),
             q_norm: gain(&self.q_norm),
             k_norm: gain(&self.k_norm),
             o: cast(&self.o_proj),
@@ -108,6 +128,9 @@ pub(super) struct LayerWeights {
     q: Tensor<2>,
     k: Tensor<2>,
     v: Tensor<2>,
+    q_bias: Option<Tensor<1>>,
+    k_bias: Option<Tensor<1>>,
+    v_bias: Option<Tensor<1>>,
     q_norm: Option<Tensor<1>>,
     k_norm: Option<Tensor<1>>,
     o: Tensor<2>,
@@ -125,27 +148,24 @@ impl LayerWeights {
 
     /// Queries `[B, heads, S, D]` of `[B, S, H]`, not yet rotated.
     pub(super) fn queries(&self, x: Tensor<3>) -> Tensor<4> {
-        self.heads_of(x, &self.q, self.heads.num_heads, self.q_norm.as_ref())
+        let q = projected(x, &self.q, self.q_bias.as_ref());
+        self.normed_heads(q, self.heads.num_heads, self.q_norm.as_ref())
     }
 
     /// Keys `[B, kv heads, S, D]` of `[B, S, H]`, not yet rotated.
     pub(super) fn keys(&self, x: Tensor<3>) -> Tensor<4> {
-        self.heads_of(x, &self.k, self.heads.num_kv_heads, self.k_norm.as_ref())
+        let k = projected(x, &self.k, self.k_bias.as_ref());
+        self.normed_heads(k, self.heads.num_kv_heads, self.k_norm.as_ref())
     }
 
     /// Values `[B, kv heads, S, D]` of `[B, S, H]`.
     pub(super) fn values(&self, x: Tensor<3>) -> Tensor<4> {
-        self.heads_of(x, &self.v, self.heads.num_kv_heads, None)
+        let v = projected(x, &self.v, self.v_bias.as_ref());
+        HeadShape::split(v, self.heads.num_kv_heads)
     }
 
-    fn heads_of(
-        &self,
-        x: Tensor<3>,
-        weight: &Tensor<2>,
-        num_heads: usize,
-        gain: Option<&Tensor<1>>,
-    ) -> Tensor<4> {
-        let heads = HeadShape::split(linear(x, weight.clone()), num_heads);
+    fn normed_heads(&self, x: Tensor<3>, num_heads: usize, gain: Option<&Tensor<1>>) -> Tensor<4> {
+        let heads = HeadShape::split(x, num_heads);
         match gain {
             Some(gain) => rms_norm(heads, gain.clone(), self.eps),
             None => heads,
@@ -158,5 +178,13 @@ impl LayerWeights {
         let hidden = residual + linear(mixed, self.o.clone());
         let x = rms_norm(hidden.clone(), self.mlp_norm.clone(), self.eps);
         hidden + gated_mlp(x, self.gate.clone(), self.up.clone(), self.down.clone())
+    }
+}
+
+fn projected(x: Tensor<3>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) -> Tensor<3> {
+    let y = linear(x, weight.clone());
+    match bias {
+        Some(bias) => y + bias.clone().unsqueeze::<3>(),
+        None => y,
     }
 }

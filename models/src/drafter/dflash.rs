@@ -225,6 +225,7 @@ impl Drafter for Dflash {
             hidden_size: hidden,
             intermediate_size: config.intermediate_size.unwrap_or(target.intermediate_size),
             qk_norm: true, // every engine builds these layers as Qwen3 blocks
+            qkv_bias: false,
         };
         let fc = [hidden, aux_layer_ids.len() * hidden];
         let layers = (0..config.num_layers)

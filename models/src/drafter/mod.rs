@@ -248,6 +248,10 @@ macro_rules! drafter_families {
 
         /// A drafter of any family.
         #[derive(Module, Debug)]
+        #[expect(
+            clippy::large_enum_variant,
+            reason = "few drafters exist at a time, and their parameters lie elsewhere"
+        )]
         pub enum AnyDrafter {
             $(#[doc = concat!("A `", $name, "` drafter.")] $variant($module)),+
         }

@@ -110,17 +110,11 @@ impl Drafter for Mtp {
         ]
     }
 
-    fn check(config: &MtpConfig, target: &TargetSpec) -> Result<StateSpec, ModelError> {
+    fn check(config: &MtpConfig, _target: &TargetSpec) -> Result<StateSpec, ModelError> {
         if config.depths == 0 {
             return Err(ModelError::setting(
                 "`drafter.mtp.depths` is 0, expected at least 1",
                 "3 is the usual value",
-            ));
-        }
-        if target.qkv_bias {
-            return Err(ModelError::setting(
-                "`drafter.mtp` builds a block of the target's shape, and this target has biases on q, k and v",
-                "use `drafter.eagle3` or `drafter.dflash` for this target",
             ));
         }
         Ok(StateSpec {
@@ -142,6 +136,7 @@ impl Drafter for Mtp {
             hidden_size: hidden,
             intermediate_size: target.intermediate_size,
             qk_norm: target.qk_norm,
+            qkv_bias: target.qkv_bias,
         };
         let gain = |name: &str| params::unit_gain(name, hidden, device);
         Ok(Self {

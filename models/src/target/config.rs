@@ -14,7 +14,7 @@ use crate::layers::rope::{RopeScaling, RopeSpec};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TargetSpec {
-    /// `model_type` of the file: `llama`, `qwen2`, `qwen3`.
+    /// `model_type` of the file: `llama`, `qwen2`, `qwen3`, `mimo`.
     pub model_type: String,
     /// Token ids the model knows, V.
     pub vocab_size: usize,
@@ -40,7 +40,7 @@ pub struct TargetSpec {
     pub tie_word_embeddings: bool,
     /// Whether q and k are normalised per head (Qwen3).
     pub qk_norm: bool,
-    /// Whether q, k and v have biases (Qwen2).
+    /// Whether q, k and v have biases (Qwen2, MiMo).
     pub qkv_bias: bool,
     /// Beginning-of-text token.
     pub bos_token_id: Option<u32>,
@@ -76,10 +76,16 @@ const IGNORED: &[&str] = &[
 /// Flags that change the forward pass in a way this build does not compute.
 const REFUSED_FLAGS: &[&str] = &[
     "mlp_bias",
-    "attention_bias",
+    "attn_output_gate",
     "use_sliding_window",
     "rope_interleaved",
+    "use_mrope",
+    "mtp_use_dedicated_embeddings",
 ];
+
+/// Numbers of heads for further tokens that a target brings along: no part of its own forward pass, and read
+/// apart from it.
+const MTP_COUNTS: &[&str] = &["num_nextn_predict_layers", "mtp_num_hidden_layers"];
 
 impl TargetSpec {
     /// Reads `config.json` of a model folder, and the END tokens of `generation_config.json`.
@@ -116,14 +122,11 @@ impl TargetSpec {
             path,
         };
         let model_type = keys.text("model_type")?;
-        if !["llama", "qwen2", "qwen3"].contains(&model_type.as_str()) {
-            return Err(keys.unexpected("model_type", "`llama`, `qwen2` or `qwen3`", &model_type));
-        }
+        keys.check_model_type(&model_type)?;
         keys.require("hidden_act", &["silu"])?;
-        for key in REFUSED_FLAGS {
-            if keys.flag(key, false)? {
-                return Err(keys.unexpected(key, "false", "true"));
-            }
+        keys.refuse_flags(&model_type)?;
+        for key in MTP_COUNTS {
+            keys.optional_number(key)?;
         }
         if model_type == "llama" {
             keys.refuse_unless_null("sliding_window", "null")?;
@@ -148,7 +151,7 @@ impl TargetSpec {
             max_position_embeddings: keys.number("max_position_embeddings")?,
             tie_word_embeddings: keys.flag("tie_word_embeddings", false)?,
             qk_norm: model_type == "qwen3",
-            qkv_bias: model_type == "qwen2",
+            qkv_bias: ["qwen2", "mimo"].contains(&model_type.as_str()),
             bos_token_id: keys.token("bos_token_id")?,
             eos_token_ids: keys.tokens("eos_token_id")?,
             pad_token_id: keys.token("pad_token_id")?,
@@ -217,6 +220,34 @@ impl Keys<'_> {
             expected: expected.to_owned(),
             found: found.to_owned(),
         }
+    }
+
+    fn check_model_type(&self, found: &str) -> Result<(), ModelError> {
+        const KNOWN: &str = "`llama`, `qwen2`, `qwen3` or `mimo`";
+        match found {
+            "llama" | "qwen2" | "qwen3" | "mimo" => Ok(()),
+            hybrid if hybrid.starts_with("qwen3_5") || hybrid.starts_with("qwen3_next") => {
+                let expected =
+                    format!("{KNOWN} (the linear-attention layers of this type are not computed)");
+                Err(self.unexpected("model_type", &expected, found))
+            }
+            _ => Err(self.unexpected("model_type", KNOWN, found)),
+        }
+    }
+
+    fn refuse_flags(&mut self, model_type: &str) -> Result<(), ModelError> {
+        for key in REFUSED_FLAGS {
+            if self.flag(key, false)? {
+                return Err(self.unexpected(key, "false", "true"));
+            }
+        }
+        // The blocks of MiMo are those of Qwen2, whose own files do not have the key.
+        let expected = model_type == "mimo";
+        let found = self.flag("attention_bias", expected)?;
+        if found == expected {
+            return Ok(());
+        }
+        Err(self.unexpected("attention_bias", &expected.to_string(), &found.to_string()))
     }
 
     fn take(&mut self, key: &str) -> Option<Value> {

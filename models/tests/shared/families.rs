@@ -94,6 +94,8 @@ pub(crate) struct Case {
 pub(crate) struct CaseTarget {
     /// Whether its blocks norm queries and keys.
     pub(crate) qk_norm: bool,
+    /// Whether its queries, keys and values have biases.
+    pub(crate) qkv_bias: bool,
     /// Whether its rotary frequencies are scaled as those of Llama 3.
     pub(crate) llama3: bool,
 }

@@ -174,7 +174,7 @@ fn spec(target: CaseTarget) -> TargetSpec {
         max_position_embeddings: 64,
         tie_word_embeddings: false,
         qk_norm: target.qk_norm,
-        qkv_bias: false,
+        qkv_bias: target.qkv_bias,
         bos_token_id: None,
         eos_token_ids: Vec::new(),
         pad_token_id: None,

@@ -228,7 +228,7 @@ fn a_key_that_is_not_understood_is_named() {
     is_refused(
         "model_type",
         json!("gemma"),
-        "`model_type` in `DIR/config.json` is gemma, expected `llama`, `qwen2` or `qwen3`",
+        "`model_type` in `DIR/config.json` is gemma, expected `llama`, `qwen2`, `qwen3` or `mimo`",
     );
     is_refused(
         "rope_parameters",
@@ -325,4 +325,73 @@ fn stop_tokens_of_the_generation_configuration_win() {
     let spec = TargetSpec::from_folder(folder.path()).unwrap();
     assert_eq!(spec.eos_token_ids, [258, 2]);
     assert_eq!(spec.bos_token_id, Some(256));
+}
+
+/// Keys and tensors of heads for further tokens change nothing about the target itself.
+#[test]
+fn a_target_that_brings_heads_along_is_read_without_them() {
+    let plain = folder(unchanged, unchanged);
+    let with_heads = folder(
+        |tensors| {
+            let name = "mtp.fc.weight";
+            tensors.push(NamedTensor::float(name, &[2], &[0.5, 0.5], Dtype::F32));
+        },
+        |config| {
+            config["num_nextn_predict_layers"] = json!(1);
+            config["mtp_num_hidden_layers"] = json!(1);
+            config["mtp_use_dedicated_embeddings"] = json!(false);
+            config["attn_output_gate"] = json!(false);
+        },
+    );
+    let [plain, with_heads] = [&plain, &with_heads].map(|folder| load(folder.path()).unwrap());
+    assert_eq!(plain.spec(), with_heads.spec());
+}
+
+#[test]
+fn what_heads_need_beyond_the_blocks_is_refused_by_key() {
+    is_refused(
+        "num_nextn_predict_layers",
+        json!("one"),
+        "`num_nextn_predict_layers` in `DIR/config.json` is `\"one\"`, expected a whole number",
+    );
+    for key in [
+        "attn_output_gate",
+        "mtp_use_dedicated_embeddings",
+        "use_mrope",
+    ] {
+        let expected = format!("`{key}` in `DIR/config.json` is true, expected false");
+        is_refused(key, json!(true), &expected);
+    }
+    is_refused(
+        "model_type",
+        json!("qwen3_5_text"),
+        "`model_type` in `DIR/config.json` is qwen3_5_text, expected `llama`, `qwen2`, `qwen3` or `mimo` (the \
+         linear-attention layers of this type are not computed)",
+    );
+}
+
+/// MiMo's own blocks are those of Qwen2. Red under: `qkv_bias: model_type == "qwen2"`.
+#[test]
+fn a_mimo_target_computes_what_a_qwen2_target_of_its_weights_computes() {
+    let source = golden_path("tiny_llama/qwen2");
+    let qwen = load(&source).unwrap();
+    let mimo = tempfile::tempdir().unwrap();
+    let weights = "model.safetensors";
+    fs_err::copy(source.join(weights), mimo.path().join(weights)).unwrap();
+    let text = fs_err::read_to_string(source.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    config["model_type"] = json!("mimo");
+    config["attention_bias"] = json!(true);
+    fs_err::write(mimo.path().join("config.json"), config.to_string()).unwrap();
+    let mimo = load(mimo.path()).unwrap();
+    let logits = |target: &TargetModel| {
+        let ids = draftsmith_models::batch::padded_ids(&[&[3, 1, 4, 1, 5]], &Device::flex());
+        let none = draftsmith_models::batch::StateSpec {
+            aux_layer_ids: Vec::new(),
+        };
+        let states = target.forward(ids, &none);
+        let logits = target.ends().logits(states.final_hidden.flatten(0, 1));
+        draftsmith_models::weights::host_values(&logits)
+    };
+    assert_eq!(logits(&mimo), logits(&qwen));
 }

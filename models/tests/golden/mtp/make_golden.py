@@ -38,12 +38,12 @@ def row_outputs(w, document, hidden_first, zero_first):
             state = rms_norm(recurrent, w["hidden_norm"])
             hidden = w["input_proj"] @ torch.cat([state, token] if hidden_first else [token, state])
             x = rms_norm(hidden, w["layer.input_norm"])
-            q = (w["layer.q_proj"] @ x).reshape(HEADS, D)
-            k = (w["layer.k_proj"] @ x).reshape(KV_HEADS, D)
+            q, k, v = (w[f"layer.{n}_proj"] @ x + w.get(f"layer.{n}_bias", 0) for n in "qkv")
+            q, k, v = q.reshape(HEADS, D), k.reshape(KV_HEADS, D), v.reshape(KV_HEADS, D)
             if "layer.q_norm" in w:
                 q, k = head_norm(q, w["layer.q_norm"]), head_norm(k, w["layer.k_norm"])
             q, k = rotate(q, t + s, frequencies), rotate(k, t + s, frequencies)
-            seen.append((k, (w["layer.v_proj"] @ x).reshape(KV_HEADS, D)))
+            seen.append((k, v))
             if s == 0:
                 step_zero.append(seen[-1])
             mixed = attention(q, [k for k, _ in seen], [v for _, v in seen])
@@ -54,7 +54,7 @@ def row_outputs(w, document, hidden_first, zero_first):
     return outputs
 
 
-def weights(generator, draft_vocab, qk_norm):
+def weights(generator, draft_vocab, qk_norm, qkv_bias):
     m, g = (lambda *size: matrix(generator, *size)), (lambda *size: gain(generator, *size))
     w = dict(embed_norm=g(), hidden_norm=g(), input_proj=m(H, 2 * H), norm=g(), head=m(draft_vocab, H) * 2)
     layer = dict(
@@ -63,14 +63,17 @@ def weights(generator, draft_vocab, qk_norm):
     )  # fmt: skip
     if qk_norm:
         layer |= dict(q_norm=g(D), k_norm=g(D))
+    if qkv_bias:
+        b = lambda width: draw(generator, width, scale=0.5)
+        layer |= dict(q_bias=b(HEADS * D), k_bias=b(KV_HEADS * D), v_bias=b(KV_HEADS * D))
     return w | {f"layer.{name}": value for name, value in layer.items()}
 
 
-def make(name, seed, hidden_first, zero_first, qk_norm, keep):
+def make(name, seed, hidden_first, zero_first, keep, qk_norm=False, qkv_bias=False):
     make_case(
         HERE / f"{name}.safetensors",
         seed,
-        lambda generator, draft_vocab: weights(generator, draft_vocab, qk_norm),
+        lambda generator, draft_vocab: weights(generator, draft_vocab, qk_norm, qkv_bias),
         lambda w, document: row_outputs(w, document, hidden_first, zero_first),
         keep,
         K,
@@ -78,5 +81,6 @@ def make(name, seed, hidden_first, zero_first, qk_norm, keep):
 
 
 if __name__ == "__main__":
-    make("hidden_first", 21, hidden_first=True, zero_first=True, qk_norm=False, keep=KEEP)
-    make("embedding_first", 22, hidden_first=False, zero_first=False, qk_norm=True, keep=list(range(V)))
+    make("hidden_first", 21, hidden_first=True, zero_first=True, keep=KEEP)
+    make("embedding_first", 22, hidden_first=False, zero_first=False, keep=list(range(V)), qk_norm=True)
+    make("biases", 23, hidden_first=True, zero_first=True, keep=KEEP, qkv_bias=True)
