@@ -184,9 +184,6 @@ impl Reader<'_> {
         if self.either_flag("fc_norm")? {
             return Err(self.unsupported("fc_norm", "false", &true));
         }
-        if self.nested("use_aux_hidden_state") == Some(&Value::Bool(false)) {
-            return Err(self.unsupported("eagle_config.use_aux_hidden_state", "true", &false));
-        }
         let scale = self.map.get("logit_scale").and_then(Value::as_f64);
         if scale.is_some_and(|scale| (scale - 1.0).abs() > 0.0) {
             return Err(self.unsupported("logit_scale", "1.0", &scale));
@@ -201,6 +198,9 @@ impl Reader<'_> {
 
     /// The top-level list names inputs, the nested one outputs; without either, what engines guess.
     fn aux_layer_ids(&self, num_layers: usize) -> Result<Vec<usize>, ExportError> {
+        if self.nested("use_aux_hidden_state") == Some(&Value::Bool(false)) {
+            return Ok(Vec::new()); // engines give it the final state, whatever else is written
+        }
         let top = self.ids(LAYER_IDS, self.map.get(LAYER_IDS))?;
         let nested_key = format!("eagle_config.{LAYER_IDS}");
         let nested = self.ids(&nested_key, self.nested(LAYER_IDS))?;

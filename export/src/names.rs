@@ -215,8 +215,11 @@ fn eagle3(card: &DrafterCard, config: &Eagle3Config, prefix: LayerPrefix) -> Vec
         let width = num_captured * hidden;
         top("aux_norm", "input_norm.weight", &[width])
     });
+    let fc = (num_captured > 0).then(|| {
+        let shape = [hidden, num_captured * hidden];
+        top("fc", "fc.weight", &shape)
+    });
     let always = vec![
-        top("fc", "fc.weight", &[hidden, num_captured * hidden]),
         layer("hidden_norm", "hidden_norm.weight", &[hidden]),
         layer("embed_norm", "input_layernorm.weight", &[hidden]),
         layer("mlp_norm", "post_attention_layernorm.weight", &[hidden]),
@@ -230,5 +233,5 @@ fn eagle3(card: &DrafterCard, config: &Eagle3Config, prefix: LayerPrefix) -> Vec
         top("norm", "norm.weight", &[hidden]),
         top("head", HEAD, &[card.vocab.len(), hidden]),
     ];
-    aux_norm.into_iter().chain(always).collect()
+    aux_norm.into_iter().chain(fc).chain(always).collect()
 }

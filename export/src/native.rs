@@ -98,27 +98,32 @@ fn eagle3_config(source: &Source<'_>, config: &Eagle3Config) -> Map<String, Valu
         ),
         ("fc_norm", json!(false)),
         ("norm_output", json!(config.norm_output)),
-        ("num_aux_hidden_states", json!(card.aux_layer_ids.len())),
-        (
-            "eagle_aux_hidden_state_layer_ids",
-            json!(layer_ids::input_ids(&card.aux_layer_ids)),
-        ),
-        (
-            "eagle_config",
-            json!({
-                "use_aux_hidden_state": true,
-                "eagle_aux_hidden_state_layer_ids": card.aux_layer_ids,
-            }),
-        ),
         ("torch_dtype", json!(dtype)),
         ("dtype", json!(dtype)),
     ];
-    map.extend(
-        entries
-            .into_iter()
-            .map(|(key, value)| (key.to_owned(), value)),
-    );
+    let entries = entries.into_iter().chain(state_keys(card));
+    map.extend(entries.map(|(key, value)| (key.to_owned(), value)));
     map
+}
+
+/// Which states of the target engines give to the drafter: outputs of blocks, or the final one after its norm.
+fn state_keys(card: &DrafterCard) -> Vec<(&'static str, Value)> {
+    let ids = &card.aux_layer_ids;
+    if ids.is_empty() {
+        return vec![("eagle_config", json!({ "use_aux_hidden_state": false }))];
+    }
+    let nested = json!({
+        "use_aux_hidden_state": true,
+        "eagle_aux_hidden_state_layer_ids": ids,
+    });
+    vec![
+        ("num_aux_hidden_states", json!(ids.len())),
+        (
+            "eagle_aux_hidden_state_layer_ids",
+            json!(layer_ids::input_ids(ids)),
+        ),
+        ("eagle_config", nested),
+    ]
 }
 
 /// What some reader of this layout cannot do, although it loads the file.

@@ -40,12 +40,14 @@ impl Exporter for Speculators {
         layout?.write(self.name(), out)
     }
 
-    /// Not MTP: the package has a layout for it, but no engine reads that.
+    /// Not MTP: the package has a layout for it, but no engine reads that. Not EAGLE-3 without captured states:
+    /// the package has no key for it.
     fn can_hold(&self, drafter: &DrafterConfig) -> bool {
-        matches!(
-            drafter,
-            DrafterConfig::Eagle3(_) | DrafterConfig::Dflash(_) | DrafterConfig::Dspark(_)
-        )
+        match drafter {
+            DrafterConfig::Eagle3(config) => !config.reads_final_state(),
+            DrafterConfig::Dflash(_) | DrafterConfig::Dspark(_) => true,
+            _ => false,
+        }
     }
 }
 

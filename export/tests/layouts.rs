@@ -521,3 +521,34 @@ fn rewrite_weights(case: &Case, keep: impl Fn(&str) -> bool) {
     let hash = blake3::hash(&draftsmith_models::file::read(&path).unwrap()).to_hex();
     edit_card(case, |card| card["weights_blake3"] = json!(hash.as_str()));
 }
+
+/// The keys under which engines give the final state, and nothing they would capture or fuse.
+/// Red under: `state_keys` without its first branch.
+#[test]
+fn a_drafter_of_the_final_state_names_no_layers_and_has_no_fusion() {
+    let case = Case::new(Wanted {
+        drafter: Eagle3Config {
+            aux_layer_ids: Some(Vec::new()),
+            ..Eagle3Config::default()
+        },
+        ..Wanted::default()
+    });
+    let (_, config, weights) = case.export("native");
+    assert_eq!(
+        config["eagle_config"],
+        json!({ "use_aux_hidden_state": false })
+    );
+    assert!(config.get("eagle_aux_hidden_state_layer_ids").is_none());
+    assert!(config.get("num_aux_hidden_states").is_none());
+    assert!(!weights.contains("fc.weight"));
+    let settings = common::f32_config();
+    let out = case.out("speculators");
+    let error = export(
+        "speculators",
+        &case.checkpoint(),
+        &case.target(),
+        &out,
+        &settings,
+    );
+    assert!(matches!(error, Err(ExportError::NoLayout { .. })));
+}

@@ -38,12 +38,15 @@ impl Reference {
     }
 
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        self.norm_by(&values(&self.weights, name), x)
+    }
+
+    fn norm_by(&self, gain: &[f32], x: &[f64]) -> Vec<f64> {
         let eps = self.config["rms_norm_eps"].as_f64().unwrap();
         let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
-        let gain = values(&self.weights, name);
         x.iter()
             .zip(gain)
-            .map(|(x, g)| x / (mean + eps).sqrt() * f64::from(g))
+            .map(|(x, g)| x / (mean + eps).sqrt() * f64::from(*g))
             .collect()
     }
 
@@ -157,7 +160,12 @@ fn reference_logits(case: &Case, aux: &[f32], ids: &[u32]) -> Vec<Vec<f64>> {
         } else {
             states
         };
-        let fused = reference.apply("fc.weight", &states);
+        let fused = if reference.config["eagle_config"]["use_aux_hidden_state"] == json!(false) {
+            let gain = values(&target, "model.norm.weight");
+            reference.norm_by(&gain, &states)
+        } else {
+            reference.apply("fc.weight", &states)
+        };
         let (output, logits) = reference.step(id, &fused, position);
         feature = output;
         all.push(logits);
@@ -222,5 +230,19 @@ fn the_reference_agrees_with_all_norms_and_larger_heads_too() {
         },
         other: None,
         draft_ids: None,
+    }));
+}
+
+/// The target's final state after its final norm, without `fc`. Red under: `ends.normed` left out of
+/// `Eagle3::prepared`.
+#[test]
+fn the_reference_agrees_without_captured_states() {
+    check(&Case::new(Wanted {
+        drafter: Eagle3Config {
+            aux_layer_ids: Some(Vec::new()),
+            ..Eagle3Config::default()
+        },
+        draft_ids: Some(scattered_ids()),
+        ..Wanted::default()
     }));
 }

@@ -140,7 +140,8 @@ impl Case {
 
     /// Random captured states `[1, num_positions, K*H]` and the tokens that follow each position.
     pub(crate) fn context(&self, num_positions: usize) -> (Tensor<3>, Vec<u32>) {
-        let width = self.drafter.state_spec().aux_layer_ids.len() * self.spec.hidden_size;
+        let num_states = self.drafter.state_spec().aux_layer_ids.len().max(1);
+        let width = num_states * self.spec.hidden_size;
         let mut stream = Stream::new(3, Purpose::Check, 0);
         let values: Vec<f32> = (0..num_positions * width)
             .map(|_| stream.normal() as f32 * 2.0)
@@ -174,8 +175,15 @@ pub(crate) fn chain(
     let device = Device::flex();
     let mut state = drafter.open(1, ids.len() + num_steps);
     let hidden = ends.embedding.dims()[1];
+    // Without captured states the given ones are the final state.
+    let reads_final = drafter.state_spec().aux_layer_ids.is_empty();
+    let (aux, final_hidden) = if reads_final {
+        (Tensor::zeros([1, ids.len(), 0], &device), aux)
+    } else {
+        (aux, Tensor::zeros([1, ids.len(), hidden], &device))
+    };
     let committed = Committed {
-        final_hidden: Tensor::zeros([1, ids.len(), hidden], &device),
+        final_hidden,
         next_ids: draftsmith_models::batch::padded_ids(&[ids], &device),
         lens: vec![ids.len()],
         aux,

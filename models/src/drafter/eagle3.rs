@@ -2,7 +2,7 @@
 //! unrolling it over its own outputs ("training-time test").
 //!
 //! Slot (anchor `a`, depth `d`) is row `t = a - 1`, step `d` of the unroll: it reads token `x_{a+d}` and
-//! the fused states `g_{a-1}` at step 0, its own output of the same row at later steps. Attention sees
+//! the fused states `g_{a-1}` at step 0 (without captured states the normed final one), its own output of the same row at later steps. Attention sees
 //! the step-0 keys of rows `<= t` and the same row's keys of steps `1 ..= d`; the rotary position is
 //! `t + d`. So a training row computes exactly what step-by-step decoding with a cache computes.
 
@@ -38,7 +38,8 @@ const FAMILY: &str = "eagle3";
 #[serde(deny_unknown_fields, default)]
 pub struct Eagle3Config {
     /// Captured blocks, zero-based index of the block whose output is taken; unset means
-    /// `[1, N/2 - 1, N - 4]` for a target of N blocks (the published rule).
+    /// `[1, N/2 - 1, N - 4]` for a target of N blocks (the published rule), and an empty list none: then the
+    /// drafter starts from the target's final state after its final norm, without a fusion.
     pub aux_layer_ids: Option<Vec<usize>>,
     /// Steps of the training-time test, K.
     pub ttt_steps: usize,
@@ -68,6 +69,13 @@ impl Default for Eagle3Config {
     }
 }
 
+impl Eagle3Config {
+    /// Whether the only state it reads is the target's final one.
+    pub fn reads_final_state(&self) -> bool {
+        self.aux_layer_ids.as_ref().is_some_and(Vec::is_empty)
+    }
+}
+
 /// Norm in front of the fusion of the captured states.
 ///
 /// The states of deep blocks may be thousands of times larger than those of the first ones, and a few
@@ -84,8 +92,8 @@ pub enum AuxNorm {
 /// The drafter. Field names are the names in `drafter.safetensors`.
 #[derive(Module, Debug)]
 pub struct Eagle3 {
-    /// Fuses the captured states, `[H, K*H]`.
-    pub fc: Param<Tensor<2>>,
+    /// Fuses the captured states, `[H, K*H]`; absent where there are none.
+    pub fc: Option<Param<Tensor<2>>>,
     /// Norm of the captured states, `[K*H]`; absent without [`AuxNorm`].
     pub aux_norm: Option<Param<Tensor<1>>>,
     /// Norm of the token embedding, `[H]`.
@@ -130,6 +138,19 @@ struct Eagle3Shape {
     eps: f64,
 }
 
+/// The settings of a drafter without captured states; returns what is to be read.
+fn check_final_state(config: &Eagle3Config) -> Result<StateSpec, ModelError> {
+    if config.aux_norm != AuxNorm::None {
+        return Err(ModelError::setting(
+            "`drafter.eagle3.aux_norm` is \"concatenated\", but `aux_layer_ids` is empty: there is nothing to norm",
+            "leave `aux_norm` out; the final state is normed by the target's own final norm",
+        ));
+    }
+    Ok(StateSpec {
+        aux_layer_ids: Vec::new(),
+    })
+}
+
 impl Drafter for Eagle3 {
     type Config = Eagle3Config;
 
@@ -159,6 +180,9 @@ impl Drafter for Eagle3 {
                 "`drafter.eagle3.ttt_steps` is 0, expected at least 1",
                 "7 is the published value, 3 is cheaper",
             ));
+        }
+        if config.reads_final_state() {
+            return check_final_state(config);
         }
         let num_layers = target.num_layers;
         let default = aux_layers::low_middle_high(num_layers);
@@ -190,7 +214,7 @@ impl Drafter for Eagle3 {
         let drafter = Self {
             aux_norm: (config.aux_norm != AuxNorm::None)
                 .then(|| params::unit_gain("aux_norm", aux_width, device)),
-            fc: matrix("fc", [hidden, aux_width]),
+            fc: (aux_width > 0).then(|| matrix("fc", [hidden, aux_width])),
             embed_norm: gain("embed_norm"),
             hidden_norm: gain("hidden_norm"),
             q_proj: matrix("q_proj", [q_width, 2 * hidden]),
@@ -239,7 +263,8 @@ impl Drafter for Eagle3 {
         compute: FloatDType,
     ) -> Tensor<2> {
         let plan = UnrollPlan::new(batch, slots);
-        let steps = self.unroll(&plan, &batch.states.aux, ends, compute);
+        let states = self.read_of(&batch.states.aux, &batch.states.final_hidden);
+        let steps = self.unroll(&plan, states, ends, compute);
         plan.slot_rows(steps, slots)
     }
 
@@ -266,14 +291,16 @@ impl Drafter for Eagle3 {
             num_rows,
             capacity,
         };
-        DraftState::new(shape, &self.fc.val().device())
+        DraftState::new(shape, &self.norm.val().device())
     }
 
     fn observe(&self, state: &mut DraftState, committed: Committed, ends: &TargetEnds) {
         state.roll_back();
         let layer = self.layer(FloatDType::F32);
         let embedded = ends.embed(committed.next_ids.clone()).cast(FloatDType::F32);
-        let fused = self.fuse(&layer, committed.aux.clone().cast(FloatDType::F32));
+        let states = self.read_of(&committed.aux, &committed.final_hidden);
+        let states = self.prepared(states.clone(), ends).cast(FloatDType::F32);
+        let fused = self.fuse(&layer, states);
         let hidden = self.decode(&layer, &mut state.cache, embedded, fused, &committed.lens);
         state.commit(&committed);
         self.remember(state, last_rows(hidden, &committed.lens));
@@ -300,7 +327,7 @@ impl Drafter for Eagle3 {
 
 /// The layer's weights in the compute type.
 struct Layer {
-    fc: Tensor<2>,
+    fc: Option<Tensor<2>>,
     q: Tensor<2>,
     k: Tensor<2>,
     v: Tensor<2>,
@@ -321,7 +348,7 @@ impl Eagle3 {
     fn layer(&self, compute: FloatDType) -> Layer {
         let cast = |param: &Param<Tensor<2>>| param.val().cast(compute);
         Layer {
-            fc: cast(&self.fc),
+            fc: self.fc.as_ref().map(cast),
             q: cast(&self.q_proj),
             k: cast(&self.k_proj),
             v: cast(&self.v_proj),
@@ -336,16 +363,17 @@ impl Eagle3 {
     fn unroll(
         &self,
         plan: &UnrollPlan<'_>,
-        aux: &Tensor<3>,
+        states: &Tensor<3>,
         ends: &TargetEnds,
         compute: FloatDType,
     ) -> Vec<Tensor<3>> {
-        let device = self.fc.val().device();
+        let device = self.norm.val().device();
         let inner = device.clone().inner();
         let layer = self.layer(compute);
         let input = |x: Tensor<3>| follow(&device, x).cast(compute);
         let causal = plan.causal();
-        let fused = self.fuse(&layer, input(plan.context_of(aux)));
+        let states = self.prepared(plan.context_of(states), ends);
+        let fused = self.fuse(&layer, input(states));
         let embedded = input(ends.embed(plan.context_ids(&inner)));
         let context = self.join(embedded, fused.clone()); // [1, M, 2H]
         let angles = self.rope.at(plan.context_positions(&inner)).follow(&device);
@@ -387,13 +415,34 @@ impl Eagle3 {
         outputs
     }
 
-    /// Fused states `[B, S, H]` of captured ones `[B, S, K*H]`.
-    fn fuse(&self, layer: &Layer, aux: Tensor<3>) -> Tensor<3> {
-        let aux = match &self.aux_norm {
-            Some(gain) => rms_norm(aux, gain.val(), self.shape.eps),
-            None => aux,
+    /// Which of the target's states are read: captured ones `[B, S, K*H]`, or the final one `[B, S, H]`.
+    fn read_of<'a>(&self, aux: &'a Tensor<3>, final_hidden: &'a Tensor<3>) -> &'a Tensor<3> {
+        match self.fc {
+            Some(_) => aux,
+            None => final_hidden,
+        }
+    }
+
+    /// The states as the drafter takes them in, `[B, S, X]`: a final one after the target's final norm, which is
+    /// what engines give to a drafter without captured states.
+    fn prepared(&self, states: Tensor<3>, ends: &TargetEnds) -> Tensor<3> {
+        if self.fc.is_some() {
+            return states;
+        }
+        let shape = states.dims();
+        ends.normed(states.flatten(0, 1)).reshape(shape)
+    }
+
+    /// What step 0 starts from, `[B, S, H]`: captured states `[B, S, K*H]` fused, a final one as it is.
+    fn fuse(&self, layer: &Layer, states: Tensor<3>) -> Tensor<3> {
+        let states = match &self.aux_norm {
+            Some(gain) => rms_norm(states, gain.val(), self.shape.eps),
+            None => states,
         };
-        linear(aux, layer.fc.clone())
+        match &layer.fc {
+            Some(fc) => linear(states, fc.clone()),
+            None => states,
+        }
     }
 
     /// Attention inputs `[B, S, 2H]` from embeddings and hidden states `[B, S, H]`.

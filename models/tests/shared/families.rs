@@ -36,6 +36,9 @@ struct FamilyFile {
     depths: Depths,
     reads: Reads,
     parameters: Parameters,
+    /// Settings beside, or instead of, the others, under which the tests over all families see it once more.
+    #[serde(default)]
+    variants: BTreeMap<String, toml::Table>,
     /// Golden cases: `<name>.safetensors` beside the file.
     cases: BTreeMap<String, Case>,
 }
@@ -120,6 +123,21 @@ impl Family {
     /// All families there are.
     pub(crate) fn all() -> Vec<Self> {
         FAMILIES.iter().map(|name| Self::open(name)).collect()
+    }
+
+    /// All families there are, and every variant of them.
+    pub(crate) fn variants() -> Vec<Self> {
+        let with_variants = |family: Self| {
+            let variants = family.file.variants.clone().into_values();
+            let changed = variants.map(|settings| {
+                let mut family = family.clone();
+                family.file.settings.extend(settings);
+                family
+            });
+            let changed: Vec<Self> = changed.collect();
+            std::iter::once(family).chain(changed)
+        };
+        Self::all().into_iter().flat_map(with_variants).collect()
     }
 
     /// The family of that name.

@@ -168,3 +168,19 @@ fn settings_survive_a_round_trip() {
         ObjectiveConfig::default()
     );
 }
+
+#[test]
+fn a_norm_of_states_that_are_not_captured_is_refused() {
+    let target = tiny_target("base");
+    let settings = json!({ "aux_layer_ids": [], "aux_norm": "concatenated" });
+    let config = DrafterConfig::deserialize_family("eagle3", settings).unwrap();
+    let error = config.check(target.spec()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "`drafter.eagle3.aux_norm` is \"concatenated\", but `aux_layer_ids` is empty: there is nothing to norm"
+    );
+    let plain =
+        DrafterConfig::deserialize_family("eagle3", json!({ "aux_layer_ids": [] })).unwrap();
+    let read = plain.check(target.spec()).unwrap();
+    assert!(read.aux_layer_ids.is_empty());
+}

@@ -13,10 +13,15 @@ use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
 use serde_json::{Value, json};
 
-use crate::alignment::config;
+use crate::families::Family;
 use crate::support::tiny_target;
 
 const FINGERPRINT: &str = "abc";
+
+/// Settings of a family for the tiny target.
+fn config(family: &str) -> DrafterConfig {
+    Family::named(family).config(3)
+}
 
 fn settings(family: &str, changes: &Value) -> DrafterConfig {
     let tagged = serde_json::to_value(config(family)).unwrap();

@@ -2,8 +2,8 @@
 
 Usage: python make_golden.py        (torch 2.13.0, safetensors 0.8.0)
 
-Row t, step s reads the embedding of token t+1+s and the fused states of position t (s = 0) or its own
-output of step s-1 (s > 0), at rotary position t+s; it sees the step-0 keys of rows 0..t and its own keys
+Row t, step s reads the embedding of token t+1+s and the fused states of position t (s = 0; without `fc`
+the target's final state of t after its final norm) or its own output of step s-1 (s > 0), at rotary position t+s; it sees the step-0 keys of rows 0..t and its own keys
 of steps 1..s; its logits predict token t+2+s and are taught by the target's distribution at position
 t+1+s. In terms of slots: anchor a = t+1, depth d = s.
 """
@@ -26,8 +26,11 @@ def row_outputs(w, document, frequencies, norm_before_residual, norm_output):
     step_zero_keys, step_zero_values = [], []
     outputs = {}
     for t in range(len(ids) - 1):
-        states = rms_norm(aux[t], w["aux_norm"]) if "aux_norm" in w else aux[t]
-        hidden = w["fc"] @ states
+        if "fc" in w:
+            states = rms_norm(aux[t], w["aux_norm"]) if "aux_norm" in w else aux[t]
+            hidden = w["fc"] @ states
+        else:  # the only state is the target's last one, after its final norm
+            hidden = rms_norm(document["final_hidden"][t], document["final_norm"])
         keys, values = list(step_zero_keys), list(step_zero_values)
         for s in range(K):
             if t + 1 + s >= len(ids):
@@ -52,10 +55,11 @@ def row_outputs(w, document, frequencies, norm_before_residual, norm_output):
     return outputs
 
 
-def weights(generator, draft_vocab, aux_norm):
+def weights(generator, draft_vocab, aux_norm, fused):
     m, g = (lambda *size: matrix(generator, *size)), (lambda: gain(generator))
-    w = dict(
-        fc=m(H, TAPS * H), embed_norm=g(), hidden_norm=g(),
+    w = dict(fc=m(H, TAPS * H)) if fused else {}
+    w |= dict(
+        embed_norm=g(), hidden_norm=g(),
         q_proj=m(HEADS * D, 2 * H), k_proj=m(KV_HEADS * D, 2 * H),
         v_proj=m(KV_HEADS * D, 2 * H), o_proj=m(H, HEADS * D), mlp_norm=g(),
         gate_proj=m(I, H), up_proj=m(I, H), down_proj=m(H, I), norm=g(),
@@ -66,12 +70,12 @@ def weights(generator, draft_vocab, aux_norm):
     return w
 
 
-def make(name, seed, norm_before_residual, llama3, keep, aux_norm=False, norm_output=False):
+def make(name, seed, norm_before_residual, llama3, keep, aux_norm=False, norm_output=False, fused=True):
     frequencies = inverse_frequencies(llama3)
     make_case(
         HERE / f"{name}.safetensors",
         seed,
-        lambda generator, draft_vocab: weights(generator, draft_vocab, aux_norm),
+        lambda generator, draft_vocab: weights(generator, draft_vocab, aux_norm, fused),
         lambda w, document: row_outputs(w, document, frequencies, norm_before_residual, norm_output),
         keep,
         K,
@@ -83,3 +87,4 @@ if __name__ == "__main__":
     make("normed_residual", 2, norm_before_residual=True, llama3=False, keep=KEEP)
     make("llama3_full_vocab", 3, norm_before_residual=False, llama3=True, keep=list(range(V)))
     make("normed_states", 4, norm_before_residual=True, llama3=False, keep=KEEP, aux_norm=True, norm_output=True)
+    make("final_state", 5, norm_before_residual=False, llama3=False, keep=KEEP, fused=False)
