@@ -33,6 +33,12 @@ pub(crate) trait Stage: Sync {
     /// Stages whose outputs it reads.
     fn needs(&self) -> &'static [&'static dyn Stage];
 
+    /// What its outputs, whole as they are, could still be given by running it again; looked at only when the stage is
+    /// asked for by name.
+    fn lacking(&self, _session: &Session) -> anyhow::Result<Option<String>> {
+        Ok(None)
+    }
+
     /// Does the work.
     fn execute(&self, session: &Session) -> anyhow::Result<()>;
 }
@@ -74,13 +80,28 @@ pub(crate) fn run_one(stage: &dyn Stage, session: &Session) -> anyhow::Result<()
             .into());
         }
     }
-    run_if_stale(stage, session)
+    let freshness = match freshness(stage, session)? {
+        Freshness::Fresh => {
+            let lacking = stage.lacking(session)?;
+            lacking.map_or(Freshness::Fresh, Freshness::Stale)
+        }
+        stale @ Freshness::Stale(_) => stale,
+    };
+    run_unless_fresh(stage, session, freshness)
 }
 
 /// Runs a stage unless it is fresh.
 pub(crate) fn run_if_stale(stage: &dyn Stage, session: &Session) -> anyhow::Result<()> {
+    run_unless_fresh(stage, session, freshness(stage, session)?)
+}
+
+fn run_unless_fresh(
+    stage: &dyn Stage,
+    session: &Session,
+    freshness: Freshness,
+) -> anyhow::Result<()> {
     let console = session.console();
-    match freshness(stage, session)? {
+    match freshness {
         Freshness::Fresh => {
             console.say(&format!("{}: up to date", stage.name()));
             Ok(())

@@ -221,6 +221,47 @@ fn states_from_shards_train_the_same_drafter_as_states_from_the_target() {
     assert!((online - cached).abs() < 0.01 * online, "{online} {cached}");
 }
 
+/// States captured before there were figures: nothing runs again by itself, training takes them as they are, and a capture
+/// that is asked for adds what is missing.
+#[test]
+fn a_capture_that_is_asked_for_adds_the_figures_that_finished_states_lack() {
+    let place = Workplace::new();
+    place.edit("[optimizer]", "[capture]\nmode = \"cached\"\n\n[optimizer]");
+    for stage in ["prepare", "regenerate", "capture"] {
+        assert_eq!(place.run(&[stage, "run.toml"]).code, 0);
+    }
+    let mut folders = fs_err::read_dir(place.path("out/states")).unwrap();
+    let path = folders
+        .next()
+        .unwrap()
+        .unwrap()
+        .path()
+        .join("manifest.json");
+    let captured = fs_err::read_to_string(&path).unwrap();
+    let mut manifest: Value = serde_json::from_str(&captured).unwrap();
+    let shard = manifest["shards"][0].as_object_mut().unwrap();
+    assert!(shard.remove("teacher").is_some());
+    fs_err::write(&path, manifest.to_string()).unwrap();
+
+    let outcome = place.run(&["train", "run.toml"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    let hint = "rows have no teacher figures, without which steps take longer";
+    assert!(outcome.stderr.contains(hint), "{}", outcome.stderr);
+    let outcome = place.run(&["capture", "run.toml"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    let reason = "capture: 12 rows have no teacher figures yet";
+    assert!(outcome.stderr.contains(reason), "{}", outcome.stderr);
+    assert_eq!(fs_err::read_to_string(&path).unwrap(), captured);
+    for (stage, expected) in [
+        ("capture", "capture: up to date"),
+        ("train", "train: up to date"),
+    ] {
+        let outcome = place.run(&[stage, "run.toml"]);
+        assert!(outcome.stderr.contains(expected), "{}", outcome.stderr);
+        assert!(!outcome.stderr.contains(hint), "{}", outcome.stderr);
+    }
+}
+
 #[test]
 fn doctor_inspect_plan_and_show_work_on_a_prepared_run() {
     let place = Workplace::new();

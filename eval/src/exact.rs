@@ -159,6 +159,7 @@ pub fn exact_with(
     settings: &ExactSettings,
     mut states: impl FnMut(&TokenBatch) -> Result<TargetStates, EvalError>,
 ) -> Result<ExactReport, EvalError> {
+    let teacher = Teacher::new(candidate.ends, candidate.vocab);
     let mut sums = Sums::new(candidate.drafter.num_depths());
     let measurable: Vec<&TokenRow> = rows.iter().filter(|row| has_round(row)).collect();
     for chunk in measurable.chunks(settings.batch_rows.max(1)) {
@@ -169,7 +170,7 @@ pub fn exact_with(
             states: states(&tokens)?,
             tokens,
         };
-        let (slots, scores) = score(candidate, &batch, settings);
+        let (slots, scores) = score(candidate.drafter, &teacher, &batch, settings);
         sums.add_batch(&batch, &slots, &scores, settings)?;
     }
     if sums.rows.is_empty() {
@@ -185,11 +186,11 @@ fn has_round(row: &TokenRow) -> bool {
 }
 
 fn score(
-    candidate: Candidate<'_>,
+    drafter: &AnyDrafter,
+    teacher: &Teacher<'_>,
     batch: &DraftBatch,
     settings: &ExactSettings,
 ) -> (Vec<Slot>, SlotScores) {
-    let drafter = candidate.drafter;
     // Greedy acceptance reads argmaxes only, which no temperature moves.
     let temperature = if settings.temperature == 0.0 {
         1.0
@@ -200,13 +201,10 @@ fn score(
     for slots in drafter.passes(batch_slots(&batch.tokens, drafter.num_depths())) {
         let input = ObjectiveInput {
             slots: &slots,
-            hidden: drafter.draft_slots(batch, &slots, candidate.ends, FloatDType::F32),
+            hidden: drafter.draft_slots(batch, &slots, teacher.ends, FloatDType::F32),
             head: drafter.head(),
             batch,
-            teacher: Teacher {
-                ends: candidate.ends,
-                vocab: candidate.vocab,
-            },
+            teacher: teacher.clone(),
             head_gradient: None,
         };
         let chunk = settings.chunk_positions;

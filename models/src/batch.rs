@@ -83,6 +83,37 @@ pub struct TargetStates {
     pub aux: Tensor<3>,
     /// Output of the last block *before* the final norm, `[B, S, H]`.
     pub final_hidden: Tensor<3>,
+    /// Figures of the teacher at each position of each row, without padding; absent where only the states
+    /// themselves are known.
+    pub teacher: Option<Vec<Vec<TeacherFigures>>>,
+}
+
+/// What the target's distribution at one position says over its whole vocabulary, at temperature 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TeacherFigures {
+    /// Log-sum-exp of the logits.
+    pub log_z: f32,
+    /// Log-probability of the data token that follows.
+    pub log_p_next: f32,
+    /// Most probable token.
+    pub argmax: u32,
+}
+
+impl TeacherFigures {
+    /// Stands where no token that the target generated follows: no slot is taught there.
+    pub const ABSENT: Self = Self {
+        log_z: f32::NAN,
+        log_p_next: f32::NAN,
+        argmax: 0,
+    };
+}
+
+/// Positions of a row whose distribution can teach: a token that the target generated follows.
+pub fn teaching_positions(turns: &[u32]) -> impl Iterator<Item = usize> {
+    let follows = turns.iter().skip(1).enumerate();
+    follows
+        .filter(|(_, turn)| **turn != 0)
+        .map(|(position, _)| position)
 }
 
 /// A training batch: tokens with their target states.

@@ -1,7 +1,9 @@
 //! Times training steps of an EAGLE-3 drafter at the shapes of SmolLM2-135M, with random states.
 //!
-//! `cargo run --release -p draftsmith-trainer --example step_bench -- [steps] [trained|frozen] [chunk_positions]`
+//! `cargo run --release -p draftsmith-trainer --example step_bench -- [steps] [trained|frozen] [chunk_positions] [whole-teacher]`
 //!
+//! The states bring the teacher's figures, as captured ones do; with `whole-teacher` they do not, as those of a target
+//! that runs beside the training, and each step computes the teacher over the whole vocabulary.
 //! Prints the median of each phase over the steps after the first, and the peak of the resident memory.
 #![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 #![expect(
@@ -14,11 +16,11 @@ use std::time::Duration;
 use burn::tensor::{Device, Tensor, TensorData};
 use draftsmith_data::error::DataError;
 use draftsmith_data::hidden::HiddenStateSource;
-use draftsmith_models::batch::{StateSpec, TargetStates, TokenBatch, TokenRow};
+use draftsmith_models::batch::{StateSpec, TargetStates, TeacherFigures, TokenBatch, TokenRow};
 use draftsmith_models::drafter::eagle3::Eagle3Config;
 use draftsmith_models::drafter::{AnchorDraw, AnyDrafter, DrafterConfig, DrafterContext, HeadMode};
 use draftsmith_models::layers::rope::{RopeScaling, RopeSpec};
-use draftsmith_models::objective::{Objective, ObjectiveConfig, Teacher};
+use draftsmith_models::objective::{Objective, ObjectiveConfig, Teacher, teacher_figures};
 use draftsmith_models::rng::{Purpose, Stream};
 use draftsmith_models::target::{TargetEnds, TargetSpec};
 use draftsmith_models::vocab::VocabMap;
@@ -41,7 +43,10 @@ const DRAW: AnchorDraw = AnchorDraw { seed: 0, step: 0 };
 
 #[expect(clippy::too_many_lines, reason = "one bench, read from top to bottom")]
 fn main() {
-    let mut args = std::env::args().skip(1);
+    let (flags, words): (Vec<String>, Vec<String>) = std::env::args()
+        .skip(1)
+        .partition(|word| word == "whole-teacher");
+    let mut args = words.into_iter();
     let steps: usize = args
         .next()
         .map_or(6, |text| text.parse().expect("a number of steps"));
@@ -79,21 +84,22 @@ fn main() {
         optimizer: optimizer(&OptimizerConfig::default(), &drafter),
         drafter,
         objective: Objective::new(&objective).expect("valid settings"),
-        teacher: Teacher {
-            ends: &ends,
-            vocab: &vocab,
-        },
+        teacher: Teacher::new(&ends, &vocab),
         compute: Compute::F32.dtype(),
         clip_norm: 1.0,
     };
+    let rows = rows();
+    let final_hidden = random([ROWS, ROW_LEN, HIDDEN], 1.0, 3, &inner);
     let source = Constant {
         spec: learner.drafter.state_spec(),
         states: TargetStates {
             aux: random([ROWS, ROW_LEN, 3 * HIDDEN], 1.0, 2, &inner),
-            final_hidden: random([ROWS, ROW_LEN, HIDDEN], 1.0, 3, &inner),
+            teacher: flags
+                .is_empty()
+                .then(|| figures(&ends, &final_hidden, &rows)),
+            final_hidden,
         },
     };
-    let rows = rows();
     let batch: Vec<usize> = (0..ROWS).collect();
     println!("peak memory before the first step: {} MB", peak_megabytes());
     let mut phases = Vec::new();
@@ -162,6 +168,21 @@ fn rows() -> Vec<TokenRow> {
         turns: (0..ROW_LEN).map(|t| u32::from(t >= PROMPT_LEN)).collect(),
     };
     (0..ROWS).map(row).collect()
+}
+
+/// Figures of every position, row after row; those before the answer teach nobody and are as good as any.
+fn figures(
+    ends: &TargetEnds,
+    final_hidden: &Tensor<3>,
+    rows: &[TokenRow],
+) -> Vec<Vec<TeacherFigures>> {
+    let flat = final_hidden.clone().flatten::<2>(0, 1);
+    let next: Vec<u32> = rows
+        .iter()
+        .flat_map(|row| row.ids[1..].iter().chain(&row.ids[..1]).copied())
+        .collect();
+    let figures = teacher_figures(ends, flat, &next);
+    figures.chunks(ROW_LEN).map(<[_]>::to_vec).collect()
 }
 
 fn random<const D: usize>(

@@ -204,10 +204,7 @@ impl<'a> Run<'a> {
             drafter: restored.drafter,
             optimizer: restored.optimizer,
             objective: stages.at(0, 1).clone(),
-            teacher: Teacher {
-                ends: parts.ends,
-                vocab: &parts.card.vocab,
-            },
+            teacher: Teacher::new(parts.ends, &parts.card.vocab),
             compute: settings.train.compute.dtype(),
             clip_norm: settings.optimizer.clip_norm,
         };

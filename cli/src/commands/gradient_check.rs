@@ -138,10 +138,7 @@ fn gradients(
     let learner = Learner {
         optimizer: optimizer(run_file.optimizer_of(run), &drafter),
         objective: Objective::new(run_file.objective_of(run))?,
-        teacher: Teacher {
-            ends: target.ends(),
-            vocab: &vocab,
-        },
+        teacher: Teacher::new(target.ends(), &vocab),
         compute: FloatDType::F32,
         clip_norm: 0.0,
         drafter,

@@ -1,6 +1,7 @@
 //! `draftsmith plan`: what a run will need, before it starts.
 
 use draftsmith_data::cache::CaptureMode;
+use draftsmith_data::cache::format::TEACHER_BYTES_PER_TOKEN;
 use draftsmith_data::dataset::Dataset;
 use draftsmith_models::batch::TokenRow;
 use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
@@ -42,7 +43,7 @@ struct DrafterForecast {
     parameters: u64,
     /// Parameters, gradient and two moments, f32.
     training_bytes: u64,
-    /// Bytes of cached states of all rows; absent before the data are prepared.
+    /// Bytes of cached states of all rows, with the teacher's figures where they are wanted; absent before the data are prepared.
     state_bytes: Option<u64>,
     /// Optimizer steps; absent before the data are prepared.
     steps: Option<u64>,
@@ -108,12 +109,16 @@ fn drafter_forecast(
         tensor.shape.iter().product::<usize>() as u64
     };
     let parameters = tensors.iter().map(numbers).sum();
-    let states_per_token = (drafter.state_spec().aux_layer_ids.len() + 1) * spec.hidden_size * 2;
+    let numbers_per_token = (drafter.state_spec().aux_layer_ids.len() + 1) * spec.hidden_size;
+    let mut bytes_per_token = 2 * numbers_per_token as u64;
+    if run.draft_vocab.is_reduced(spec.vocab_size) {
+        bytes_per_token += TEACHER_BYTES_PER_TOKEN;
+    }
     Ok(DrafterForecast {
         family: run.family(),
         parameters,
         training_bytes: 16 * parameters,
-        state_bytes: dataset.map(|data| (data.manifest().tokens * states_per_token) as u64),
+        state_bytes: dataset.map(|data| data.manifest().tokens as u64 * bytes_per_token),
         steps: dataset.map(|data| steps(session, run, data)).transpose()?,
     })
 }

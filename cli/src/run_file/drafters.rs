@@ -64,6 +64,13 @@ pub(crate) enum DraftVocab {
     Size(usize),
 }
 
+impl DraftVocab {
+    /// Whether it leaves out some of the target's tokens.
+    pub(crate) fn is_reduced(self, target_vocab: usize) -> bool {
+        matches!(self, Self::Size(size) if size < target_vocab)
+    }
+}
+
 impl Serialize for DraftVocab {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {

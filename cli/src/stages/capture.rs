@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use draftsmith_data::cache::format::MANIFEST;
 use draftsmith_data::cache::{
-    CacheIdentity, CacheManifest, CaptureJob, CaptureMode, capture, discard,
+    CacheIdentity, CacheManifest, CaptureFigures, CaptureJob, CaptureMode, capture, discard,
 };
 use draftsmith_data::dataset::Dataset;
 use draftsmith_data::hidden::{CachedSource, HiddenStateSource, OnlineSource};
@@ -50,6 +50,17 @@ impl Stage for Capture {
         Ok(folders.collect())
     }
 
+    fn lacking(&self, session: &Session) -> anyhow::Result<Option<String>> {
+        if !is_cached(session) || figures(session) == CaptureFigures::Skip {
+            return Ok(None);
+        }
+        let mut num_rows = 0;
+        for ids in layer_sets(session)? {
+            num_rows += CacheManifest::read(&folder(session, &ids))?.rows_without_figures();
+        }
+        Ok((num_rows > 0).then(|| format!("{num_rows} rows have no teacher figures yet")))
+    }
+
     fn execute(&self, session: &Session) -> anyhow::Result<()> {
         if !is_cached(session) {
             session
@@ -83,13 +94,38 @@ pub(super) fn source(
         let identity = identity(session, &super::dataset(session)?, &stored)?;
         let folder = folder(session, &stored);
         let source = CachedSource::open(&folder, &identity, session.device())?;
+        hint_at_figures(session, source.cache().manifest());
         return Ok(Box::new(source.select(&spec)?));
     }
     Ok(Box::new(OnlineSource::new(session.shared_target()?, spec)?))
 }
 
+/// The teacher's figures, wanted where some drafter has a reduced vocabulary: of a full one, training computes every logit
+/// anyway.
+fn figures(session: &Session) -> CaptureFigures {
+    let vocab_size = session.spec().vocab_size;
+    let is_reduced = |run: &DrafterRun| run.draft_vocab.is_reduced(vocab_size);
+    if session.run_file().drafter.0.iter().any(is_reduced) {
+        CaptureFigures::Compute
+    } else {
+        CaptureFigures::Skip
+    }
+}
+
 fn is_cached(session: &Session) -> bool {
     session.run_file().capture.mode == CaptureMode::Cached
+}
+
+/// States captured before there were figures train as well, only slower.
+fn hint_at_figures(session: &Session, manifest: &CacheManifest) {
+    let num_rows = manifest.rows_without_figures();
+    if num_rows > 0 && figures(session) == CaptureFigures::Compute {
+        session.console().say(&format!(
+            "capture: {num_rows} rows have no teacher figures, without which steps take longer; `draftsmith capture {}` \
+             adds them",
+            session.file_name()
+        ));
+    }
 }
 
 /// One folder for each set of captured blocks, so that drafters which read the same ones, or some of
@@ -164,13 +200,14 @@ fn capture_one(session: &Session, dataset: &Dataset, ids: &[usize]) -> anyhow::R
         identity: &identity,
         config: &session.run_file().capture,
         folder: &folder,
+        figures: figures(session),
     };
     discard_stale(session, &folder, &identity)?;
     let report = capture(session.target()?, &rows, job, &mut |at| {
         progress.set(at.done_tokens);
         !session.interrupt().is_asked()
     })?;
-    progress.finish(report.captured_tokens);
+    progress.finish(report.captured_tokens + report.completed_tokens);
     if !report.is_complete {
         let file = session.file_name();
         session.interrupt().check(&format!(

@@ -4,7 +4,11 @@
 //! ids as little-endian u32), `aux` (binary, bf16 `[S, K*H]` little-endian), `final_hidden` (binary,
 //! bf16 `[S, H]`, before the final norm). Rows stand in the order of the data set; a shard holds the
 //! range of rows that the manifest states.
+//!
+//! Columns of the teacher's figures beside a shard, same rows in the same order: `key`, `ids_blake3`, and lists of S
+//! numbers `log_z` (f32), `log_p_next` (f32) and `argmax` (u32), as `TeacherFigures` says.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,6 +24,9 @@ pub const FORMAT_VERSION: u32 = 1;
 
 /// Bytes a stored number takes (bf16).
 pub(crate) const NUMBER_BYTES: usize = 2;
+
+/// Bytes that the teacher's figures of one token take on disk.
+pub const TEACHER_BYTES_PER_TOKEN: u64 = 12;
 
 /// Name of the manifest in the cache folder.
 pub const MANIFEST: &str = "manifest.json";
@@ -133,6 +140,28 @@ pub struct ShardEntry {
     pub bytes: u64,
     /// blake3 of the file, hex.
     pub blake3: String,
+    /// The teacher's figures of its rows; absent where they were not computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TeacherEntry>,
+}
+
+/// The teacher's figures of a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TeacherEntry {
+    /// File name in the cache folder.
+    pub file: String,
+    /// Size of the file in bytes.
+    pub bytes: u64,
+    /// blake3 of the file, hex.
+    pub blake3: String,
+}
+
+impl ShardEntry {
+    /// Indices of its rows in the data set.
+    pub fn rows(&self) -> Range<usize> {
+        self.first_row..self.first_row + self.num_rows
+    }
 }
 
 /// `manifest.json`: what a cache belongs to and which shards are finished.
@@ -229,9 +258,17 @@ impl CacheManifest {
         self.shards.iter().map(|shard| shard.num_tokens).sum()
     }
 
-    /// Bytes of all finished shards.
+    /// Bytes of all finished shards and of the teacher's figures beside them.
     pub fn num_bytes(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.bytes).sum()
+        let figures = |shard: &ShardEntry| shard.teacher.as_ref().map_or(0, |entry| entry.bytes);
+        let bytes = |shard: &ShardEntry| shard.bytes + figures(shard);
+        self.shards.iter().map(bytes).sum()
+    }
+
+    /// Rows of finished shards that have no teacher's figures.
+    pub fn rows_without_figures(&self) -> usize {
+        let lacking = self.shards.iter().filter(|shard| shard.teacher.is_none());
+        lacking.map(|shard| shard.num_rows).sum()
     }
 }
 
@@ -244,11 +281,39 @@ pub(crate) fn schema() -> SchemaRef {
         Field::new("aux", DataType::LargeBinary, false),
         Field::new("final_hidden", DataType::LargeBinary, false),
     ];
+    schema_of("state_shard", fields)
+}
+
+/// The columns of the teacher's figures of a shard.
+pub(crate) fn teacher_schema() -> SchemaRef {
+    let fields = vec![
+        Field::new("key", DataType::Utf8, false),
+        Field::new("ids_blake3", DataType::FixedSizeBinary(32), false),
+        list_field("log_z", DataType::Float32),
+        list_field("log_p_next", DataType::Float32),
+        list_field("argmax", DataType::UInt32),
+    ];
+    schema_of("teacher_figures", fields)
+}
+
+fn list_field(name: &str, item: DataType) -> Field {
+    Field::new_list(name, Field::new_list_field(item, false), false)
+}
+
+fn schema_of(format: &str, fields: Vec<Field>) -> SchemaRef {
     let metadata = [
-        ("draftsmith_format".to_owned(), "state_shard".to_owned()),
+        ("draftsmith_format".to_owned(), format.to_owned()),
         ("format_version".to_owned(), FORMAT_VERSION.to_string()),
     ];
     Arc::new(Schema::new_with_metadata(fields, metadata.into()))
+}
+
+/// Stored numbers in f32.
+pub(crate) fn numbers(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.chunks_exact(NUMBER_BYTES).map(|b| {
+        // A bf16 number is the upper half of an f32.
+        f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)
+    })
 }
 
 /// blake3 of the token ids of a row.

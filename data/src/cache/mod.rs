@@ -1,8 +1,10 @@
-//! States of the target on disk: Arrow shards, a manifest that says what they belong to, their writer
-//! and their reader.
+//! States of the target on disk: Arrow shards, the teacher's figures beside them, a manifest that says what they
+//! belong to, their writer and their reader.
 
 pub mod config;
+pub(crate) mod figures;
 pub mod format;
+pub(crate) mod mapped;
 pub(crate) mod mmap;
 pub mod reader;
 pub(crate) mod shard;
@@ -12,4 +14,4 @@ pub mod writer;
 pub use config::{CaptureConfig, CaptureMode};
 pub use format::{CacheIdentity, CacheManifest};
 pub use reader::StateCache;
-pub use writer::{CaptureJob, CaptureProgress, CaptureReport, capture, discard};
+pub use writer::{CaptureFigures, CaptureJob, CaptureProgress, CaptureReport, capture, discard};

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use draftsmith_models::batch::TokenRow;
+use draftsmith_models::batch::{TeacherFigures, TokenRow};
 
+use super::figures::MappedFigures;
 use super::format::{CacheIdentity, CacheManifest, NUMBER_BYTES, ids_hash};
 use super::shard::{MappedShard, StoredRow};
 use crate::error::DataError;
@@ -14,15 +15,24 @@ use crate::error::DataError;
 pub struct StateCache {
     folder: PathBuf,
     manifest: CacheManifest,
-    shards: Vec<(PathBuf, MappedShard)>,
+    shards: Vec<OpenShard>,
     /// Shard and place in it of each row.
     places: HashMap<String, (usize, usize)>,
+}
+
+/// A shard of states, with the teacher's figures of its rows if it has them.
+#[derive(Debug)]
+struct OpenShard {
+    states: MappedShard,
+    figures: Option<MappedFigures>,
 }
 
 /// The checked states of one row.
 #[derive(Clone, Debug)]
 pub(crate) struct CheckedRow {
     pub(crate) stored: StoredRow,
+    /// The teacher's figures, one a token, where the cache has them.
+    pub(crate) figures: Option<Vec<TeacherFigures>>,
     /// Positions whose aux states, or whose final hidden state, are all zero.
     pub(crate) zero_positions: u64,
 }
@@ -30,7 +40,7 @@ pub(crate) struct CheckedRow {
 impl StateCache {
     /// Opens a cache that must be complete and of the expected identity.
     ///
-    /// Every shard is read once to compare its checksum.
+    /// Every file is read once to compare its checksum.
     ///
     /// # Errors
     /// [`DataError::OtherCache`] naming the field that differs; [`DataError`] when the cache is
@@ -53,13 +63,15 @@ impl StateCache {
         let mut shards = Vec::with_capacity(manifest.shards.len());
         let mut places = HashMap::with_capacity(manifest.num_rows);
         for entry in &manifest.shards {
-            let path = folder.join(&entry.file);
-            let shard = MappedShard::open(&path, entry)?;
-            for index in 0..shard.num_rows() {
-                let key = shard.row(&path, index)?.key;
+            let shard = OpenShard {
+                states: MappedShard::open(folder, entry)?,
+                figures: MappedFigures::open(folder, entry)?,
+            };
+            for index in 0..shard.states.num_rows() {
+                let key = shard.states.row(index)?.key;
                 places.insert(key, (shards.len(), index));
             }
-            shards.push((path, shard));
+            shards.push(shard);
         }
         Ok(Self {
             folder: folder.to_owned(),
@@ -87,13 +99,14 @@ impl StateCache {
                 folder: self.folder.clone(),
             });
         };
-        let (path, shard) = &self.shards[shard];
-        check(
-            row,
-            shard.row(path, index)?,
-            &self.manifest.identity,
-            &self.folder,
-        )
+        let shard = &self.shards[shard];
+        let states = shard.states.row(index)?;
+        let mut checked = check(row, states, &self.manifest.identity, &self.folder)?;
+        checked.figures = match &shard.figures {
+            Some(figures) => Some(figures.row(index, row, &self.folder)?),
+            None => None,
+        };
+        Ok(checked)
     }
 }
 
@@ -139,6 +152,7 @@ pub(crate) fn check(
     }
     Ok(CheckedRow {
         stored,
+        figures: None,
         zero_positions,
     })
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use draftsmith_models::batch::{StateSpec, TokenRow};
 
-use super::format::bytes_per_token;
+use super::format::{TEACHER_BYTES_PER_TOKEN, bytes_per_token};
 use crate::error::DataError;
 
 /// Bytes of a row beside its states: the Arrow message around it, key, hash and padding.
@@ -14,6 +14,13 @@ const ROW_OVERHEAD: u64 = 1200;
 pub fn forecast(rows: &[TokenRow], spec: &StateSpec, hidden_size: usize) -> u64 {
     let per_token = bytes_per_token(spec.aux_layer_ids.len(), hidden_size);
     rows.iter().map(|row| row_bytes(row.len(), per_token)).sum()
+}
+
+/// Bytes that the teacher's figures of `rows` will take on disk, likewise.
+pub fn forecast_figures(rows: &[TokenRow]) -> u64 {
+    rows.iter()
+        .map(|row| row_bytes(row.len(), TEACHER_BYTES_PER_TOKEN))
+        .sum()
 }
 
 pub(crate) fn row_bytes(num_tokens: usize, bytes_per_token: u64) -> u64 {

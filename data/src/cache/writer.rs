@@ -1,10 +1,12 @@
 //! `draftsmith capture`: the target's states of every row, written shard by shard, resumable.
 //!
 //! A shard is computed in memory, written under a temporary name, renamed, and only then entered in the
-//! manifest, which is replaced atomically. Whatever a crash leaves behind, the manifest names whole
-//! shards only; resuming checks their checksums, removes everything else and computes the missing rows.
+//! manifest, which is replaced atomically. The teacher's figures of a shard are computed and entered with it, or later
+//! from the states it holds. Whatever a crash leaves behind, the manifest names whole
+//! files only; resuming checks their checksums, removes everything else and computes what is missing.
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use arrow::buffer::Buffer;
@@ -14,12 +16,23 @@ use draftsmith_models::weights::host_values;
 use half::bf16;
 
 use super::config::CaptureConfig;
-use super::format::{CacheIdentity, CacheManifest, MANIFEST, ids_hash};
-use super::reader::scan;
+use super::figures::{self, MappedFigures, StoredFigures};
+use super::format::{CacheIdentity, CacheManifest, MANIFEST, ShardEntry, ids_hash};
+use super::reader::{CheckedRow, check, scan};
 use super::shard::{self, MappedShard, StoredRow};
 use super::space;
 use crate::error::DataError;
 use crate::hidden::check_spec;
+
+/// Whether a capture computes the teacher's figures too: they cost a product with the whole head for each token that the
+/// target generated, and spare it in every step of a training on a reduced draft vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CaptureFigures {
+    /// Those of all rows, also of shards captured without them earlier.
+    Compute,
+    /// None; those found stay.
+    Skip,
+}
 
 /// What to capture and where to.
 #[derive(Clone, Copy, Debug)]
@@ -30,12 +43,14 @@ pub struct CaptureJob<'a> {
     pub config: &'a CaptureConfig,
     /// The cache folder.
     pub folder: &'a Path,
+    /// What to do about the teacher's figures.
+    pub figures: CaptureFigures,
 }
 
 /// How far a capture is; rows found finished count as done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CaptureProgress {
-    /// Rows whose states are computed.
+    /// Rows that lack nothing.
     pub done_rows: usize,
     /// Rows of the data set.
     pub num_rows: usize,
@@ -56,13 +71,17 @@ pub struct CaptureReport {
     pub captured_rows: usize,
     /// Their tokens.
     pub captured_tokens: u64,
+    /// Rows of kept shards that had lacked the teacher's figures and got them now.
+    pub completed_rows: usize,
+    /// Their tokens.
+    pub completed_tokens: u64,
     /// Positions whose states are all zero, among those captured now.
     pub zero_positions: u64,
     /// False when `progress` ended the work early.
     pub is_complete: bool,
 }
 
-/// Captures the states of `rows` that the cache does not hold yet.
+/// Captures the states of `rows` that the cache does not hold yet, and the teacher's figures that it lacks.
 ///
 /// `progress` is called after each batch; when it returns false the work stops at once, and the
 /// finished shards stay.
@@ -83,54 +102,75 @@ pub fn capture(
     job.config.validate()?;
     check_spec(&spec, target.spec())?;
     check_rows(rows, target)?;
-    let mut manifest = open_or_create(rows.len(), job)?;
-    let missing = manifest.missing_ranges();
-    let needed = missing
-        .iter()
-        .map(|&(first, end)| space::forecast(&rows[first..end], &spec, job.identity.hidden_size))
-        .sum();
+    let manifest = open_or_create(rows.len(), job)?;
+    let needed = needed_bytes(rows, &manifest, &spec, job);
     space::refuse_beyond_free_space(job.folder, needed)?;
     write_manifest(&manifest, job.folder)?;
-
-    let mut report = CaptureReport {
-        kept_rows: manifest.shards.iter().map(|shard| shard.num_rows).sum(),
-        captured_rows: 0,
-        captured_tokens: 0,
-        zero_positions: 0,
-        is_complete: false,
-        manifest: manifest.clone(),
-    };
     let mut work = Work {
         target,
         spec: &spec,
-        batch_tokens: job.config.batch_tokens,
-        state: CaptureProgress {
-            done_rows: report.kept_rows,
-            num_rows: rows.len(),
-            done_tokens: manifest.num_tokens(),
-            num_tokens: rows.iter().map(|row| row.len() as u64).sum(),
+        job,
+        rows,
+        state: progress_so_far(rows, &manifest, job),
+        report: CaptureReport {
+            kept_rows: manifest.shards.iter().map(|shard| shard.num_rows).sum(),
+            captured_rows: 0,
+            captured_tokens: 0,
+            completed_rows: 0,
+            completed_tokens: 0,
+            zero_positions: 0,
+            is_complete: false,
+            manifest,
         },
-        zero_positions: 0,
         progress,
     };
-    let ranges = missing
-        .iter()
-        .flat_map(|&(first, end)| split(&rows[..end], first, job));
-    for (first, end) in ranges {
-        let Some(stored) = work.states_of(&rows[first..end])? else {
-            return Ok(report);
-        };
-        let entry = shard::write(job.folder, first, stored)?;
-        report.captured_rows += entry.num_rows;
-        report.captured_tokens += entry.num_tokens;
-        report.zero_positions = work.zero_positions;
-        manifest.shards.push(entry);
-        manifest.shards.sort_by_key(|shard| shard.first_row);
-        write_manifest(&manifest, job.folder)?;
-        report.manifest = manifest.clone();
+    let is_complete = work.capture_missing()?.is_continue() && work.add_figures()?.is_continue();
+    Ok(CaptureReport {
+        is_complete,
+        ..work.report
+    })
+}
+
+/// Whether a shard lacks figures that the job wants.
+fn lacks_figures(shard: &ShardEntry, job: CaptureJob<'_>) -> bool {
+    job.figures == CaptureFigures::Compute && shard.teacher.is_none()
+}
+
+/// Bytes that the job will add.
+fn needed_bytes(
+    rows: &[TokenRow],
+    manifest: &CacheManifest,
+    spec: &StateSpec,
+    job: CaptureJob<'_>,
+) -> u64 {
+    let missing = manifest.missing_ranges().into_iter().map(|(first, end)| {
+        let rows = &rows[first..end];
+        let states = space::forecast(rows, spec, job.identity.hidden_size);
+        match job.figures {
+            CaptureFigures::Compute => states + space::forecast_figures(rows),
+            CaptureFigures::Skip => states,
+        }
+    });
+    let shards = manifest.shards.iter();
+    let lacking = shards
+        .filter(|shard| lacks_figures(shard, job))
+        .map(|shard| space::forecast_figures(&rows[shard.rows()]));
+    missing.chain(lacking).sum()
+}
+
+fn progress_so_far(
+    rows: &[TokenRow],
+    manifest: &CacheManifest,
+    job: CaptureJob<'_>,
+) -> CaptureProgress {
+    let shards = manifest.shards.iter();
+    let done: Vec<&ShardEntry> = shards.filter(|shard| !lacks_figures(shard, job)).collect();
+    CaptureProgress {
+        done_rows: done.iter().map(|shard| shard.num_rows).sum(),
+        num_rows: rows.len(),
+        done_tokens: done.iter().map(|shard| shard.num_tokens).sum(),
+        num_tokens: rows.iter().map(|row| row.len() as u64).sum(),
     }
-    report.is_complete = true;
-    Ok(report)
 }
 
 /// Removes the cache in `folder`: manifest first, then shards and left-over temporary files.
@@ -183,7 +223,7 @@ fn check_rows(rows: &[TokenRow], target: &TargetModel) -> Result<(), DataError> 
     Ok(())
 }
 
-/// The manifest to go on from: shards that are whole stay in it, everything else is removed.
+/// The manifest to go on from: files that are whole stay in it, everything else is removed.
 fn open_or_create(num_rows: usize, job: CaptureJob<'_>) -> Result<CacheManifest, DataError> {
     let CaptureJob {
         identity, folder, ..
@@ -197,15 +237,22 @@ fn open_or_create(num_rows: usize, job: CaptureJob<'_>) -> Result<CacheManifest,
     };
     manifest.num_rows = num_rows;
     manifest.shards.retain(|entry| {
-        let fits = entry.first_row + entry.num_rows <= num_rows;
-        fits && MappedShard::open(&folder.join(&entry.file), entry).is_ok()
+        let fits = entry.rows().end <= num_rows;
+        fits && MappedShard::open(folder, entry).is_ok()
     });
-    let kept: Vec<&str> = manifest.shards.iter().map(|s| s.file.as_str()).collect();
-    remove_strays(folder, &kept)?;
+    for entry in &mut manifest.shards {
+        if MappedFigures::open(folder, entry).is_err() {
+            entry.teacher = None;
+        }
+    }
+    let states = manifest.shards.iter().map(|shard| &shard.file);
+    let figures = manifest.shards.iter().filter_map(|s| s.teacher.as_ref());
+    let kept = states.chain(figures.map(|entry| &entry.file));
+    remove_strays(folder, &kept.map(String::as_str).collect::<Vec<_>>())?;
     Ok(manifest)
 }
 
-/// Removes shards that are not in `kept`, and temporary files of a run that was killed.
+/// Removes shards and figures that are not in `kept`, and temporary files of a run that was killed.
 fn remove_strays(folder: &Path, kept: &[&str]) -> Result<(), DataError> {
     if !folder.exists() {
         return Ok(());
@@ -215,7 +262,8 @@ fn remove_strays(folder: &Path, kept: &[&str]) -> Result<(), DataError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let extension = path.extension().unwrap_or_default();
         let is_temporary = name.starts_with('.') && extension == "tmp";
-        let is_shard = name.starts_with("states-") && extension == "arrow";
+        let is_ours = name.starts_with("states-") || name.starts_with("teacher-");
+        let is_shard = is_ours && extension == "arrow";
         if is_temporary || (is_shard && !kept.contains(&name.as_ref())) {
             fs_err::remove_file(&path).map_err(|e| DataError::io(&path, e))?;
         }
@@ -245,53 +293,169 @@ fn split(rows: &[TokenRow], first: usize, job: CaptureJob<'_>) -> Vec<(usize, us
 struct Work<'a> {
     target: &'a TargetModel,
     spec: &'a StateSpec,
-    batch_tokens: usize,
+    job: CaptureJob<'a>,
+    rows: &'a [TokenRow],
     state: CaptureProgress,
-    zero_positions: u64,
+    report: CaptureReport,
     progress: &'a mut dyn FnMut(CaptureProgress) -> bool,
 }
 
+/// What a shard is written from, rows in their order.
+struct Computed {
+    states: Vec<StoredRow>,
+    /// Absent where the job skips them.
+    figures: Option<Vec<StoredFigures>>,
+}
+
 impl Work<'_> {
-    /// States of the rows of one shard, in their order; `None` when the work is to stop.
-    fn states_of(&mut self, rows: &[TokenRow]) -> Result<Option<Vec<StoredRow>>, DataError> {
+    /// Computes and writes the shards that are not there, each with the teacher's figures.
+    fn capture_missing(&mut self) -> Result<ControlFlow<()>, DataError> {
+        let (all, job) = (self.rows, self.job);
+        let missing = self.report.manifest.missing_ranges();
+        let ranges = missing
+            .iter()
+            .flat_map(|&(first, end)| split(&all[..end], first, job));
+        for (first, end) in ranges {
+            let Some(computed) = self.states_of(&all[first..end])? else {
+                return Ok(ControlFlow::Break(()));
+            };
+            let mut entry = shard::write(job.folder, first, computed.states)?;
+            if let Some(rows) = computed.figures {
+                entry.teacher = Some(figures::write(job.folder, first, rows)?);
+            }
+            let (num_rows, num_tokens) = (entry.num_rows, entry.num_tokens);
+            let shards = &mut self.report.manifest.shards;
+            shards.push(entry);
+            shards.sort_by_key(|shard| shard.first_row);
+            write_manifest(&self.report.manifest, job.folder)?;
+            self.report.captured_rows += num_rows;
+            self.report.captured_tokens += num_tokens;
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Computes the teacher's figures of shards that lack them from the states they hold; no block of the target runs.
+    fn add_figures(&mut self) -> Result<ControlFlow<()>, DataError> {
+        for index in 0..self.report.manifest.shards.len() {
+            let entry = self.report.manifest.shards[index].clone();
+            if !lacks_figures(&entry, self.job) {
+                continue;
+            }
+            let Some(rows) = self.figures_of(&entry)? else {
+                return Ok(ControlFlow::Break(()));
+            };
+            let written = figures::write(self.job.folder, entry.first_row, rows)?;
+            self.report.manifest.shards[index].teacher = Some(written);
+            write_manifest(&self.report.manifest, self.job.folder)?;
+            self.report.completed_rows += entry.num_rows;
+            self.report.completed_tokens += entry.num_tokens;
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Figures of the rows of a finished shard, in their order; `None` when the work is to stop.
+    fn figures_of(&mut self, entry: &ShardEntry) -> Result<Option<Vec<StoredFigures>>, DataError> {
+        let CaptureJob {
+            identity, folder, ..
+        } = self.job;
+        let rows = &self.rows[entry.rows()];
+        let shard = MappedShard::open(folder, entry)?;
+        let mut found: Vec<Option<StoredFigures>> = vec![None; rows.len()];
+        for batch in length_batches(rows, self.job.config.batch_tokens) {
+            let stored: Vec<CheckedRow> = batch
+                .iter()
+                .map(|&index| check(&rows[index], shard.row(index)?, identity, folder))
+                .collect::<Result<_, _>>()?;
+            let of_batch: Vec<&TokenRow> = batch.iter().map(|&index| &rows[index]).collect();
+            let states = stored.iter().map(|row| &row.stored);
+            let pairs: Vec<_> = of_batch.iter().copied().zip(states).collect();
+            let figures = figures::compute(self.target, &pairs)?;
+            for (&index, figures) in batch.iter().zip(figures) {
+                found[index] = Some(figures);
+            }
+            if self.advance(&of_batch).is_break() {
+                return Ok(None);
+            }
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    /// States of the rows of one shard, and the teacher's figures; `None` when the work is to stop.
+    fn states_of(&mut self, rows: &[TokenRow]) -> Result<Option<Computed>, DataError> {
         let mut stored: Vec<Option<StoredRow>> = vec![None; rows.len()];
-        for batch in length_batches(rows, self.batch_tokens) {
+        let mut found: Vec<Option<StoredFigures>> = vec![None; rows.len()];
+        let mut zero_positions = 0;
+        for batch in length_batches(rows, self.job.config.batch_tokens) {
             let tokens = TokenBatch {
                 rows: batch.iter().map(|&index| rows[index].clone()).collect(),
             };
             let ids = tokens.ids(self.target.device());
             let states = HostStates::read(&self.target.forward(ids, self.spec));
-            for (place, &index) in batch.iter().enumerate() {
-                stored[index] = Some(self.stored_row(&rows[index], &states, place)?);
+            let mut of_batch = Vec::with_capacity(batch.len());
+            for (place, row) in tokens.rows.iter().enumerate() {
+                let (row, zeros) = stored_row(row, &states, place)?;
+                of_batch.push(row);
+                zero_positions += zeros;
             }
-            self.state.done_rows += batch.len();
-            self.state.done_tokens += tokens.rows.iter().map(|r| r.len() as u64).sum::<u64>();
-            if !(self.progress)(self.state) {
+            if self.job.figures == CaptureFigures::Compute {
+                let pairs: Vec<_> = tokens.rows.iter().zip(&of_batch).collect();
+                let figures = figures::compute(self.target, &pairs)?;
+                for (&index, figures) in batch.iter().zip(figures) {
+                    found[index] = Some(figures);
+                }
+            }
+            for (&index, row) in batch.iter().zip(of_batch) {
+                stored[index] = Some(row);
+            }
+            if self
+                .advance(&tokens.rows.iter().collect::<Vec<_>>())
+                .is_break()
+            {
                 return Ok(None);
             }
         }
-        Ok(stored.into_iter().collect())
+        self.report.zero_positions += zero_positions;
+        let states: Option<Vec<StoredRow>> = stored.into_iter().collect();
+        Ok(states.map(|states| Computed {
+            states,
+            figures: found.into_iter().collect(),
+        }))
     }
 
-    fn stored_row(
-        &mut self,
-        row: &TokenRow,
-        states: &HostStates,
-        place: usize,
-    ) -> Result<StoredRow, DataError> {
-        let aux = states.row(&states.aux, place, row.len());
-        let final_hidden = states.row(&states.final_hidden, place, row.len());
-        for (bytes, part) in [(&aux, "aux state"), (&final_hidden, "final hidden state")] {
-            self.zero_positions += scan(bytes, row.len(), &row.key, part)?;
+    /// Counts rows as done; breaks when the work is to stop.
+    fn advance(&mut self, rows: &[&TokenRow]) -> ControlFlow<()> {
+        for row in rows {
+            self.state.done_rows += 1;
+            self.state.done_tokens += row.len() as u64;
         }
-        Ok(StoredRow {
-            key: row.key.clone(),
-            num_tokens: row.len() as u32,
-            ids_blake3: ids_hash(&row.ids),
-            aux,
-            final_hidden,
-        })
+        if (self.progress)(self.state) {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
     }
+}
+
+/// Row `place` of a batch, checked and rounded, and how many of its states are all zero.
+fn stored_row(
+    row: &TokenRow,
+    states: &HostStates,
+    place: usize,
+) -> Result<(StoredRow, u64), DataError> {
+    let aux = states.row(&states.aux, place, row.len());
+    let final_hidden = states.row(&states.final_hidden, place, row.len());
+    let mut zero_positions = 0;
+    for (bytes, part) in [(&aux, "aux state"), (&final_hidden, "final hidden state")] {
+        zero_positions += scan(bytes, row.len(), &row.key, part)?;
+    }
+    let stored = StoredRow {
+        key: row.key.clone(),
+        num_tokens: row.len() as u32,
+        ids_blake3: ids_hash(&row.ids),
+        aux,
+        final_hidden,
+    };
+    Ok((stored, zero_positions))
 }
 
 /// States of one batch on the host, `[B, S, K*H]` and `[B, S, H]`.

@@ -7,6 +7,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use draftsmith_models::batch::{StateSpec, TargetStates, TokenBatch};
 
 use super::HiddenStateSource;
+use crate::cache::format::numbers;
 use crate::cache::reader::CheckedRow;
 use crate::cache::{CacheIdentity, StateCache};
 use crate::error::DataError;
@@ -90,10 +91,7 @@ impl CachedSource {
         let [num_rows, padded_len, width] = shape;
         let mut flat = Vec::with_capacity(num_rows * padded_len * width);
         for (index, bytes) in parts.iter().enumerate() {
-            flat.extend(bytes.chunks_exact(2).map(|b| {
-                // A bf16 number is the upper half of an f32.
-                f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)
-            }));
+            flat.extend(numbers(bytes));
             flat.resize((index + 1) * padded_len * width, 0.0);
         }
         Tensor::from_data(TensorData::new(flat, shape), &self.device)
@@ -106,13 +104,15 @@ impl HiddenStateSource for CachedSource {
     }
 
     fn states(&self, batch: &TokenBatch) -> Result<TargetStates, DataError> {
-        let rows: Vec<CheckedRow> = batch
+        let mut rows: Vec<CheckedRow> = batch
             .rows
             .iter()
             .map(|row| self.cache.row(row))
             .collect::<Result<_, _>>()?;
         let zeros = rows.iter().map(|row| row.zero_positions).sum();
         self.zero_positions.fetch_add(zeros, Ordering::Relaxed);
+        let figures = rows.iter_mut().map(|row| row.figures.take());
+        let teacher = figures.collect(); // of all rows, or none
         let hidden = self.cache.identity().hidden_size;
         let aux_width = self.cache.identity().aux_layer_ids.len() * hidden;
         let (num_rows, len) = (batch.num_rows(), batch.padded_len());
@@ -124,6 +124,7 @@ impl HiddenStateSource for CachedSource {
         Ok(TargetStates {
             aux: self.selected(self.tensor(&aux, [num_rows, len, aux_width]), hidden),
             final_hidden: self.tensor(&final_hidden, [num_rows, len, hidden]),
+            teacher,
         })
     }
 

@@ -47,6 +47,7 @@ impl HiddenStateSource for OnlineSource {
         Ok(TargetStates {
             aux: states.aux.cast(FloatDType::F32),
             final_hidden: states.final_hidden.cast(FloatDType::F32),
+            teacher: None,
         })
     }
 }

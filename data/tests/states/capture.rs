@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use draftsmith_data::cache::{CaptureConfig, CaptureJob, CaptureReport, capture, discard, space};
+use draftsmith_data::cache::{
+    CaptureConfig, CaptureFigures, CaptureJob, CaptureReport, capture, discard, space,
+};
 use draftsmith_models::batch::TokenRow;
 use draftsmith_models::file;
 use draftsmith_models::target::TargetModel;
@@ -24,6 +26,7 @@ fn capture_some(
         identity: &identity,
         config: &config,
         folder,
+        figures: CaptureFigures::Compute,
     };
     capture(target, rows, job, &mut |p| p.done_rows < stop_after).unwrap()
 }
@@ -49,6 +52,7 @@ fn a_capture_that_dies() {
         identity: &identity,
         config: &config,
         folder: &folder.join("states"),
+        figures: CaptureFigures::Compute,
     };
     let rows = tiny::many_rows(20);
     let mut die_at_row_seven = |p: draftsmith_data::cache::CaptureProgress| {
@@ -77,8 +81,8 @@ fn pitfall_26_a_crash_or_a_cut_file_costs_only_what_was_cut() {
         .unwrap();
     assert!(!status.status.success());
     let states = folder.path().join("states");
-    // Six rows were finished; the seventh was computed but not written.
-    assert_eq!(tiny::names(&states).len(), 6 + 1);
+    // Six rows were finished, each with its figures; the seventh was computed but not written.
+    assert_eq!(tiny::names(&states).len(), 2 * 6 + 1);
 
     // What kill -9 inside a write leaves behind, and a finished file cut to its half.
     let third = states.join("states-00000002.arrow");
@@ -86,6 +90,7 @@ fn pitfall_26_a_crash_or_a_cut_file_costs_only_what_was_cut() {
     fs_err::write(&third, &whole[..whole.len() / 2]).unwrap();
     fs_err::write(states.join(".states-00000006.arrow.123.tmp"), b"half").unwrap();
     fs_err::write(states.join("states-00000006.arrow"), b"not in the manifest").unwrap();
+    fs_err::write(states.join("teacher-00000006.arrow"), b"neither").unwrap();
 
     let report = tiny::capture_all(&target, &rows, &identity, &tiny::one_row_shards(), &states);
     assert_eq!((report.kept_rows, report.captured_rows), (5, 15));
@@ -124,6 +129,7 @@ fn pitfall_30_a_restart_computes_only_what_is_missing() {
         identity: &identity,
         config: &config,
         folder: &states,
+        figures: CaptureFigures::Compute,
     };
     let report = capture(&target, &rows, job, &mut |_| {
         forwards += 1;
@@ -172,7 +178,8 @@ fn the_forecast_covers_what_is_written_and_not_much_more() {
     let states = folder.path().join("states");
     let config = CaptureConfig::default();
     let report = tiny::capture_all(&target, &rows, &identity, &config, &states);
-    let forecast = space::forecast(&rows, &tiny::spec(), tiny::HIDDEN);
+    let forecast =
+        space::forecast(&rows, &tiny::spec(), tiny::HIDDEN) + space::forecast_figures(&rows);
     let written = report.manifest.num_bytes();
     assert!(written <= forecast, "{written} {forecast}");
     // Rows of a dozen tokens and 128 bytes a token: the overhead of a row dominates.
@@ -193,6 +200,7 @@ fn a_capture_into_another_cache_is_refused_until_it_is_discarded() {
         identity: &other,
         config: &config,
         folder: &states,
+        figures: CaptureFigures::Compute,
     };
     let before = contents(&states);
     let message = capture(&target, &rows, job, &mut |_| true)
@@ -219,6 +227,7 @@ fn rows_that_cannot_be_captured_are_refused_before_anything_is_written() {
         identity: &identity,
         config: &config,
         folder: &states,
+        figures: CaptureFigures::Compute,
     };
     let mut twice = tiny::many_rows(2);
     twice[1].key = twice[0].key.clone();

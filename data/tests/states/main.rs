@@ -7,6 +7,7 @@
 
 mod cached;
 mod capture;
+mod figures;
 mod regenerate;
 mod sources;
 mod tiny;

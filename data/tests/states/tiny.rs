@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType};
-use draftsmith_data::cache::{CacheIdentity, CaptureConfig, CaptureJob, CaptureReport, capture};
+use draftsmith_data::cache::{
+    CacheIdentity, CaptureConfig, CaptureFigures, CaptureJob, CaptureReport, capture,
+};
 use draftsmith_models::batch::{StateSpec, TokenBatch, TokenRow};
 use draftsmith_models::checkpoint::TemplateRecord;
 use draftsmith_models::file;
@@ -159,10 +161,28 @@ pub(crate) fn capture_all(
         identity,
         config,
         folder,
+        figures: CaptureFigures::Compute,
     };
     let report = capture(target, rows, job, &mut |_| true).unwrap();
     assert!(report.is_complete);
     report
+}
+
+/// Captures the states alone, as before there were figures.
+pub(crate) fn capture_states(
+    target: &TargetModel,
+    rows: &[TokenRow],
+    identity: &CacheIdentity,
+    config: &CaptureConfig,
+    folder: &Path,
+) -> CaptureReport {
+    let job = CaptureJob {
+        identity,
+        config,
+        folder,
+        figures: CaptureFigures::Skip,
+    };
+    capture(target, rows, job, &mut |_| true).unwrap()
 }
 
 /// File names of a folder, sorted.

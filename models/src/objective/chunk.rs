@@ -6,7 +6,7 @@ use burn::tensor::{FloatDType, Tensor};
 
 use super::terms::SlotTerm;
 use super::{ObjectiveInput, SlotScores, composed, fused};
-use crate::batch::index_tensor;
+use crate::batch::{TeacherFigures, index_tensor};
 use crate::slot::Slot;
 
 /// Consecutive slots whose logits exist at one time.
@@ -61,12 +61,33 @@ impl Chunk<'_> {
 impl ObjectiveInput<'_> {
     /// Teacher logits over the temperature at `(row, position)` places, `[P, V]`, f32.
     pub(super) fn teacher_logits(&self, places: &[(usize, usize)], temperature: f64) -> Tensor<2> {
+        let rows = self.final_hidden(places);
+        self.teacher.ends.scaled_logits(rows, temperature)
+    }
+
+    /// Teacher logits of the draft vocabulary alone, `[P, V_draft]`, f32, with the figures of the whole one, where
+    /// the batch knows those: they are of temperature 1, and a full draft vocabulary leaves nothing to spare.
+    pub(super) fn kept_teacher(
+        &self,
+        places: &[(usize, usize)],
+        temperature: f64,
+    ) -> Option<(Tensor<2>, Vec<TeacherFigures>)> {
+        let known = self.batch.states.teacher.as_ref()?;
+        if temperature.to_bits() != 1.0_f64.to_bits() || self.teacher.vocab.is_full() {
+            return None;
+        }
+        let figures = places.iter().map(|&(row, t)| known[row][t]).collect();
+        let logits = self.teacher.kept_logits(self.final_hidden(places));
+        Some((logits, figures))
+    }
+
+    /// Final hidden rows at `(row, position)` places, `[P, H]`.
+    fn final_hidden(&self, places: &[(usize, usize)]) -> Tensor<2> {
         let states = self.batch.states.final_hidden.clone();
         let [_, padded_len, _] = states.dims();
         let at = places.iter().map(|(row, t)| row * padded_len + t);
         let at = index_tensor(at, &self.hidden.device());
-        let rows = states.flatten::<2>(0, 1).select(0, at);
-        self.teacher.ends.scaled_logits(rows, temperature)
+        states.flatten::<2>(0, 1).select(0, at)
     }
 
     /// The data token that follows each `(row, position)`.

@@ -4,7 +4,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::chunk::{Chunk, ChunkOutput, distinct_places};
 use super::{ObjectiveInput, SlotScores};
-use crate::batch::index_tensor;
+use crate::batch::{TeacherFigures, index_tensor};
 use crate::loss::LossRows;
 use crate::vocab::VocabMap;
 use crate::weights::host_values;
@@ -39,6 +39,59 @@ pub(super) fn evaluate(chunk: &Chunk<'_>) -> ChunkOutput {
     }
 }
 
+/// Figures of rows of target logits `[n, V]` and the data token that follows each.
+pub(super) fn figures(logits: &Tensor<2>, tokens: &[u32]) -> Vec<TeacherFigures> {
+    let whole = WholeVocabulary::of_logits(logits, tokens);
+    let argmax = whole.argmax.to_data();
+    let numbers = host_values(&whole.log_z)
+        .into_iter()
+        .zip(host_values(&whole.log_p_token));
+    numbers
+        .zip(argmax.iter::<i64>())
+        .map(|((log_z, log_p_next), argmax)| TeacherFigures {
+            log_z,
+            log_p_next,
+            argmax: argmax as u32,
+        })
+        .collect()
+}
+
+/// Figures of the target's distribution over its whole vocabulary, one row a teacher position.
+struct WholeVocabulary {
+    /// Log-sum-exp of the logits, `[P, 1]`.
+    log_z: Tensor<2>,
+    /// Log-probability of the data token that follows, `[P]`.
+    log_p_token: Tensor<1>,
+    /// Most probable token, absolute id, `[P]`.
+    argmax: Tensor<1, Int>,
+}
+
+impl WholeVocabulary {
+    fn of_logits(logits: &Tensor<2>, tokens: &[u32]) -> Self {
+        let log_z = log_sum_exp(logits.clone());
+        let tokens = ids(tokens, &logits.device()).unsqueeze_dim(1);
+        let log_p_token = logits.clone().gather(1, tokens) - log_z.clone();
+        Self {
+            log_z,
+            log_p_token: log_p_token.squeeze_dim::<1>(1),
+            argmax: logits.clone().argmax(1).squeeze_dim::<1>(1),
+        }
+    }
+
+    fn of_figures(figures: &[TeacherFigures], device: &Device) -> Self {
+        let column = |value: fn(&TeacherFigures) -> f32| {
+            let values: Vec<f32> = figures.iter().map(value).collect();
+            Tensor::<1>::from_floats(values.as_slice(), device)
+        };
+        let argmax: Vec<u32> = figures.iter().map(|at| at.argmax).collect();
+        Self {
+            log_z: column(|at| at.log_z).unsqueeze_dim(1),
+            log_p_token: column(|at| at.log_p_next),
+            argmax: ids(&argmax, device),
+        }
+    }
+}
+
 /// The target's share of a chunk, one row a distinct teacher position.
 struct TeacherRows {
     /// `[P, V_draft]`.
@@ -54,22 +107,24 @@ struct TeacherRows {
 impl TeacherRows {
     fn new(input: &ObjectiveInput<'_>, places: &[(usize, usize)], temperature: f64) -> Self {
         let device = input.hidden.device();
-        let logits = input.teacher_logits(places, temperature); // [P, V]
-        let log_z = log_sum_exp(logits.clone()); // [P, 1]
         let tokens = input.tokens_after(places);
-        let token_ids = ids(&tokens, &device).unsqueeze_dim(1);
-        let log_p_token = logits.clone().gather(1, token_ids) - log_z.clone();
-        let argmax = logits.clone().argmax(1).squeeze_dim::<1>(1);
         let vocab = input.teacher.vocab;
-        let kept = if vocab.is_full() {
-            logits
+        let (kept, whole) = if let Some((kept, figures)) = input.kept_teacher(places, temperature) {
+            (kept, WholeVocabulary::of_figures(&figures, &device))
         } else {
-            logits.select(1, ids(vocab.target_ids(), &device))
+            let logits = input.teacher_logits(places, temperature); // [P, V]
+            let whole = WholeVocabulary::of_logits(&logits, &tokens);
+            let kept = if vocab.is_full() {
+                logits
+            } else {
+                logits.select(1, ids(vocab.target_ids(), &device))
+            };
+            (kept, whole)
         };
         Self {
-            log_p: kept - log_z,
-            log_p_token: log_p_token.squeeze_dim::<1>(1),
-            argmax,
+            log_p: kept - whole.log_z,
+            log_p_token: whole.log_p_token,
+            argmax: whole.argmax,
             tokens,
         }
     }

@@ -7,10 +7,12 @@
     reason = "the vector width of a caller reaches only what is inlined into it"
 )]
 
+use burn::tensor::Tensor;
 use rayon::prelude::*;
 
 use super::chunk::{Chunk, ChunkOutput, distinct_places};
 use super::{ObjectiveInput, SlotScores};
+use crate::batch::TeacherFigures;
 use crate::host;
 use crate::host::exp::exp;
 use crate::host::row::{self, vectorised};
@@ -79,25 +81,59 @@ struct Place<'a> {
 
 impl TeacherRows {
     fn new(input: &ObjectiveInput<'_>, places: &[(usize, usize)], temperature: f64) -> Self {
-        let logits = input.teacher_logits(places, temperature);
-        let [_, target_vocab] = logits.dims();
+        let tokens = input.tokens_after(places);
         let vocab = input.teacher.vocab;
+        match input.kept_teacher(places, temperature) {
+            Some((logits, figures)) => Self::of_kept(host::take(logits), &figures, tokens, vocab),
+            None => Self::of_whole(input.teacher_logits(places, temperature), tokens, vocab),
+        }
+    }
+
+    /// From logits over the whole vocabulary, `[P, V]`.
+    fn of_whole(logits: Tensor<2>, tokens: Vec<u32>, vocab: &VocabMap) -> Self {
+        let [_, target_vocab] = logits.dims();
         let width = vocab.len();
         let logits = host::take(logits);
-        let mut log_p = vec![0.0; places.len() * width];
-        let mut p = vec![0.0; places.len() * width];
+        let mut log_p = vec![0.0; tokens.len() * width];
+        let mut p = vec![0.0; tokens.len() * width];
         let places = logits
             .par_chunks_exact(target_vocab)
             .zip(log_p.par_chunks_exact_mut(width))
             .zip(p.par_chunks_exact_mut(width))
-            .zip(input.tokens_after(places))
+            .zip(tokens)
             .map(|(((logits, log_p), p), token)| {
-                vectorised(|| teacher_row(logits, token, vocab, log_p, p))
+                vectorised(|| whole_row(logits, token, vocab, log_p, p))
             })
             .collect();
         Self {
             width,
             log_p,
+            p,
+            places,
+        }
+    }
+
+    /// From logits of the draft vocabulary, `[P, V_draft]` flat, and figures of the whole one.
+    fn of_kept(
+        mut logits: Vec<f32>,
+        figures: &[TeacherFigures],
+        tokens: Vec<u32>,
+        vocab: &VocabMap,
+    ) -> Self {
+        let width = vocab.len();
+        let mut p = vec![0.0; tokens.len() * width];
+        let places = logits
+            .par_chunks_exact_mut(width)
+            .zip(p.par_chunks_exact_mut(width))
+            .zip(figures)
+            .zip(tokens)
+            .map(|(((logits, p), figures), token)| {
+                vectorised(|| kept_row(logits, p, *figures, token, vocab))
+            })
+            .collect();
+        Self {
+            width,
+            log_p: logits,
             p,
             places,
         }
@@ -113,25 +149,57 @@ impl TeacherRows {
     }
 }
 
+/// Figures of rows of target logits `[n, V]` and the data token that follows each.
+pub(super) fn figures(logits: Tensor<2>, tokens: &[u32]) -> Vec<TeacherFigures> {
+    let [_, target_vocab] = logits.dims();
+    host::take(logits)
+        .par_chunks_exact(target_vocab)
+        .zip(tokens)
+        .map(|(logits, token)| vectorised(|| row_figures(logits, *token)))
+        .collect()
+}
+
 #[inline(always)]
-fn teacher_row(
+fn row_figures(logits: &[f32], token: u32) -> TeacherFigures {
+    let log_z = row::log_sum_exp(logits);
+    TeacherFigures {
+        log_z,
+        log_p_next: logits[token as usize] - log_z,
+        argmax: row::argmax(logits) as u32,
+    }
+}
+
+#[inline(always)]
+fn whole_row(
     logits: &[f32],
     token: u32,
     vocab: &VocabMap,
     log_p: &mut [f32],
     p: &mut [f32],
 ) -> PlaceFigures {
-    let log_z = row::log_sum_exp(logits);
     for (kept, &id) in log_p.iter_mut().zip(vocab.target_ids()) {
-        *kept = logits[id as usize] - log_z;
+        *kept = logits[id as usize];
     }
-    for (p, log_p) in p.iter_mut().zip(&*log_p) {
-        *p = exp(*log_p);
+    kept_row(log_p, p, row_figures(logits, token), token, vocab)
+}
+
+/// Turns the logits of the draft vocabulary into `log p`.
+#[inline(always)]
+fn kept_row(
+    logits: &mut [f32],
+    p: &mut [f32],
+    figures: TeacherFigures,
+    token: u32,
+    vocab: &VocabMap,
+) -> PlaceFigures {
+    for (logit, p) in logits.iter_mut().zip(p) {
+        *logit -= figures.log_z;
+        *p = exp(*logit);
     }
     PlaceFigures {
-        log_mass: row::log_sum_exp(log_p),
-        log_p_token: logits[token as usize] - log_z,
-        argmax: row::argmax(logits) as u32,
+        log_mass: row::log_sum_exp(logits),
+        log_p_token: figures.log_p_next,
+        argmax: figures.argmax,
         token,
         label: vocab.to_draft(token).map(|id| id as usize),
     }

@@ -6,7 +6,8 @@
 //! hidden rows and to the head weight is the closed form of each loss, not a tape through `[N, V]`.
 //!
 //! A chunk goes through `fused` on the CPU in f32 and through `composed` everywhere else; a test holds
-//! the two together for every loss.
+//! the two together for every loss. `teacher` says when the teacher's logits are computed for the draft
+//! vocabulary alone.
 
 mod chunk;
 mod composed;
@@ -15,6 +16,7 @@ mod coupled;
 mod fused;
 pub mod rounds;
 mod stages;
+mod teacher;
 mod terms;
 
 use std::ops::Range;
@@ -24,27 +26,17 @@ use burn::tensor::{FloatDType, Tensor};
 use self::chunk::{Chunk, ChunkOutput, chunks};
 pub use self::config::{Normalize, ObjectiveConfig, SlotWeight, Stage};
 pub use self::stages::Stages;
+pub use self::teacher::{Teacher, teacher_figures};
 use self::terms::{SlotTerm, Term};
 use crate::batch::DraftBatch;
 use crate::error::ModelError;
 use crate::slot::Slot;
-use crate::target::TargetEnds;
-use crate::vocab::VocabMap;
 
 /// A validated objective.
 #[derive(Clone, Debug)]
 pub struct Objective {
     terms: Vec<(Term, f64)>,
     config: ObjectiveConfig,
-}
-
-/// What the frozen target contributes to the objective of one batch.
-#[derive(Clone, Debug)]
-pub struct Teacher<'a> {
-    /// Final norm and head.
-    pub ends: &'a TargetEnds,
-    /// Draft vocabulary.
-    pub vocab: &'a VocabMap,
 }
 
 /// Value, gradient and per-slot figures of one batch.

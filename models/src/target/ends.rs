@@ -81,18 +81,30 @@ impl TargetEnds {
     /// A head in another type is widened a piece at a time: rounding the product to bf16 would move
     /// logits near 20 by 0.06, and the teacher with them.
     pub fn scaled_logits(&self, final_hidden: Tensor<2>, temperature: f64) -> Tensor<2> {
-        let rows = self.normed(final_hidden).div_scalar(temperature);
-        if self.head.dtype() == DType::F32 {
-            return rows.matmul(self.head.clone().transpose());
-        }
-        let vocab_size = self.head.dims()[0];
-        let piece = |start: usize| {
-            let len = HEAD_PIECE.min(vocab_size - start);
-            let head = self.head.clone().narrow(0, start, len);
-            rows.clone().matmul(head.cast(FloatDType::F32).transpose())
-        };
-        Tensor::cat((0..vocab_size).step_by(HEAD_PIECE).map(piece).collect(), 1)
+        project(
+            self.normed(final_hidden).div_scalar(temperature),
+            &self.head,
+        )
     }
+
+    /// Logits in f32 of the tokens whose head rows `[n, H]` are given, as [`TargetEnds::logits`]: `[N, n]`.
+    pub fn logits_of(&self, head_rows: &Tensor<2>, final_hidden: Tensor<2>) -> Tensor<2> {
+        project(self.normed(final_hidden), head_rows)
+    }
+}
+
+/// Normed rows `[N, H]` times the rows of a head `[n, H]`, in f32: `[N, n]`.
+fn project(rows: Tensor<2>, head: &Tensor<2>) -> Tensor<2> {
+    if head.dtype() == DType::F32 {
+        return rows.matmul(head.clone().transpose());
+    }
+    let num_tokens = head.dims()[0];
+    let piece = |start: usize| {
+        let len = HEAD_PIECE.min(num_tokens - start);
+        let head = head.clone().narrow(0, start, len);
+        rows.clone().matmul(head.cast(FloatDType::F32).transpose())
+    };
+    Tensor::cat((0..num_tokens).step_by(HEAD_PIECE).map(piece).collect(), 1)
 }
 
 /// Rows of a head that are widened to f32 at one time.

@@ -201,6 +201,7 @@ impl TargetModel {
         TargetStates {
             aux,
             final_hidden: hidden,
+            teacher: None,
         }
     }
 }

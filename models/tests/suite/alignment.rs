@@ -72,10 +72,7 @@ impl Fixture {
             hidden,
             head: self.drafter.head(),
             batch,
-            teacher: Teacher {
-                ends: self.target.ends(),
-                vocab: &vocab,
-            },
+            teacher: Teacher::new(self.target.ends(), &vocab),
             head_gradient: None,
         };
         let objective = Objective::new(&config).unwrap();
@@ -184,10 +181,7 @@ fn pitfall_43_a_memorising_stub_reaches_loss_zero_only_under_the_contract() {
             hidden: tensor(&rows, [fixture.slots.len(), 320]),
             head: tensor(&head, [320, 320]),
             batch: &fixture.batch,
-            teacher: Teacher {
-                ends: fixture.target.ends(),
-                vocab: &vocab,
-            },
+            teacher: Teacher::new(fixture.target.ends(), &vocab),
             head_gradient: None,
         };
         let config = ObjectiveConfig {
@@ -333,6 +327,7 @@ pub(crate) fn perturbed(states: &TargetStates, position: usize) -> TargetStates 
     TargetStates {
         aux: noise(&states.aux),
         final_hidden: noise(&states.final_hidden),
+        teacher: None,
     }
 }
 
@@ -361,6 +356,7 @@ impl Answer {
             states: TargetStates {
                 aux: Tensor::zeros([1, len, 1], &Device::flex()),
                 final_hidden: tensor(&states, [1, len, 16]),
+                teacher: None,
             },
         };
         let input = ObjectiveInput {
@@ -368,10 +364,7 @@ impl Answer {
             hidden: tensor(&self.hidden, [slots.len(), 16]),
             head: target.ends().head.clone(),
             batch: &batch,
-            teacher: Teacher {
-                ends: target.ends(),
-                vocab: &vocab,
-            },
+            teacher: Teacher::new(target.ends(), &vocab),
             head_gradient: Some(0..16),
         };
         let objective = Objective::new(config).unwrap();

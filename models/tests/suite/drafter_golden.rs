@@ -137,10 +137,7 @@ impl Case {
             hidden,
             head,
             batch: &self.batch,
-            teacher: Teacher {
-                ends: &self.ends,
-                vocab: &self.vocab,
-            },
+            teacher: Teacher::new(&self.ends, &self.vocab),
             head_gradient: Some(0..width),
         };
         objective.evaluate(input, objective.denominator(slots))
@@ -207,6 +204,7 @@ fn batch(golden: &Golden) -> DraftBatch {
         states: TargetStates {
             aux: states("aux", 3 * HIDDEN),
             final_hidden: states("final_hidden", HIDDEN),
+            teacher: None,
         },
         tokens: TokenBatch { rows },
     }

@@ -215,10 +215,7 @@ fn pitfall_45_a_wrong_draft_changes_no_label_and_no_teacher() {
                 hidden: round.rows(drafter),
                 head: drafter.head(),
                 batch: &round.batch,
-                teacher: Teacher {
-                    ends: round.target.ends(),
-                    vocab: &vocab,
-                },
+                teacher: Teacher::new(round.target.ends(), &vocab),
                 head_gradient: None,
             };
             Objective::new(&config).unwrap().evaluate(input, 1.0)

@@ -56,6 +56,7 @@ impl Toy {
                 states: TargetStates {
                     aux: states(3, 1),
                     final_hidden: states(4, HIDDEN),
+                    teacher: None,
                 },
             },
             hidden: normal(5, slots.len() * HIDDEN, 1.0),
@@ -81,10 +82,7 @@ impl Toy {
             hidden: tensor(hidden, [self.slots.len(), HIDDEN]),
             head: tensor(head, [self.vocab.len(), HIDDEN]),
             batch: &self.batch,
-            teacher: Teacher {
-                ends: &self.ends,
-                vocab: &self.vocab,
-            },
+            teacher: Teacher::new(&self.ends, &self.vocab),
             head_gradient: Some(0..HIDDEN),
         }
     }

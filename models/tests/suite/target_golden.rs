@@ -221,10 +221,7 @@ fn pitfall_34_the_teacher_is_the_targets_next_token_distribution() {
         hidden: Tensor::zeros([slots.len(), 16], &Device::flex()),
         head: Tensor::zeros([320, 16], &Device::flex()),
         batch: &batch,
-        teacher: Teacher {
-            ends: target.ends(),
-            vocab: &vocab,
-        },
+        teacher: Teacher::new(target.ends(), &vocab),
         head_gradient: None,
     };
     let scores = Objective::score(&input, 1.0, 4);

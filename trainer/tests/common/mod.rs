@@ -141,10 +141,7 @@ impl World {
             optimizer: optimizer(&self.optimizer, &drafter),
             drafter,
             objective: Objective::new(&self.objective).unwrap(),
-            teacher: Teacher {
-                ends,
-                vocab: &self.card.vocab,
-            },
+            teacher: Teacher::new(ends, &self.card.vocab),
             compute,
             clip_norm: 1.0,
         }
@@ -291,6 +288,7 @@ impl HiddenStateSource for Online<'_> {
         Ok(TargetStates {
             aux: states.aux.mul_scalar(self.scale * poison),
             final_hidden: states.final_hidden.mul_scalar(self.scale),
+            teacher: None,
         })
     }
 }
