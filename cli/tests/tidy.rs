@@ -29,7 +29,7 @@ fn files(folder: &str, endings: &[&str]) -> Vec<PathBuf> {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
             if path.is_dir() {
-                if !["target", "runs", "__pycache__"].contains(&name.as_str()) {
+                if !["runs", "__pycache__"].contains(&name.as_str()) {
                     open.push(path);
                 }
             } else if endings.iter().any(|ending| name.ends_with(ending)) {
