@@ -1,7 +1,7 @@
 //! Writes the checkpoint of an untrained drafter for a target, and its exports in f32.
 //!
 //! `random_checkpoint TARGET OUT [family=eagle3] [layers=0,3,5] [vocab=128] [steps=3] [seed=1]` and, for EAGLE-3,
-//! `[residual=normed] [norms=all]`, for DFlash `[layout=anchor_predicts]`,
+//! `[residual=normed] [norms=all]`, for DFlash `[layout=anchor_predicts] [window=6]`,
 //! writes `OUT/checkpoint` and `OUT/export/<format>`. Norm gains are moved away from one, so that a norm
 //! that an engine skips or swaps shows in the logits. Without `vocab` the draft vocabulary is full.
 
@@ -76,6 +76,7 @@ fn settings(options: &BTreeMap<&str, &str>) -> Outcome<DrafterConfig> {
     let layers: Option<Vec<usize>> = options.get("layers").map(|text| list(text)).transpose()?;
     let steps: usize = options.get("steps").unwrap_or(&"3").parse()?;
     let has_all_norms = options.get("norms") == Some(&"all");
+    let window: Option<usize> = options.get("window").map(|text| text.parse()).transpose()?;
     let family = *options.get("family").unwrap_or(&"eagle3");
     let table = match family {
         "mtp" => json!({ "depths": steps }),
@@ -84,12 +85,12 @@ fn settings(options: &BTreeMap<&str, &str>) -> Outcome<DrafterConfig> {
             let anchor_drafts = usize::from(*layout == "anchor_as_bonus");
             json!({
                 "mask_token": 511, "num_layers": 2, "block_size": steps + anchor_drafts,
-                "layout": layout, "aux_layer_ids": layers,
+                "layout": layout, "aux_layer_ids": layers, "sliding_window": window,
             })
         }
         "dspark" => json!({
             "mask_token": 511, "num_layers": 2, "block_size": steps, "markov_rank": 8,
-            "aux_layer_ids": layers,
+            "aux_layer_ids": layers, "sliding_window": window,
         }),
         _ => json!({
             "ttt_steps": steps, "aux_layer_ids": layers,

@@ -88,6 +88,36 @@ fn layer_ids_are_outputs_in_one_layout_and_inputs_in_the_other() {
     assert_eq!(speculators["sliding_window_non_causal"], json!(true));
 }
 
+/// An engine that takes a window of causal layers, or none at all, accepts less and says nothing. Red under: `is_causal`
+/// left out of `dflash::native`.
+#[test]
+fn pitfall_76_a_sliding_window_travels_and_stays_without_causality() {
+    let mut settings = dflash("anchor_as_bonus");
+    for window in [None, Some(16)] {
+        settings["sliding_window"] = json!(window);
+        let kind = window.map_or("full_attention", |_| "sliding_attention");
+        let expect = |decoder: &Value| {
+            assert_eq!(decoder["layer_types"], json!([kind, kind]));
+            assert_eq!(decoder["sliding_window"], json!(window));
+            assert_eq!(decoder["use_sliding_window"], json!(window.is_some()));
+        };
+        let case = case("dflash", settings.clone(), None);
+        let (_, native, _) = case.export("native");
+        expect(&native);
+        assert_eq!(
+            native["is_causal"],
+            if window.is_some() {
+                json!(false)
+            } else {
+                json!(null)
+            }
+        );
+        let (_, speculators, _) = case.export("speculators");
+        expect(&speculators["transformer_layer_config"]);
+        assert_eq!(speculators["sliding_window_non_causal"], json!(true));
+    }
+}
+
 #[test]
 fn head_and_tables_are_written_for_a_reduced_vocabulary_only() {
     for format in FORMATS {

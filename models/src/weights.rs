@@ -315,7 +315,7 @@ pub fn check_finite(tensors: &[NamedTensor], path: &Path) -> Result<(), ModelErr
     Ok(())
 }
 
-/// Writes one safetensors file atomically, with metadata `{"format": "pt"}` and `metadata`.
+/// Writes one safetensors file atomically, with metadata `{"format": "pt"}` and `metadata`; equal input gives equal bytes.
 ///
 /// # Errors
 /// [`ModelError::Io`] naming the path.
@@ -324,11 +324,6 @@ pub fn write_safetensors(
     tensors: &[NamedTensor],
     metadata: &[(&str, &str)],
 ) -> Result<(), ModelError> {
-    let mut info: std::collections::HashMap<String, String> = metadata
-        .iter()
-        .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
-        .collect();
-    info.insert("format".to_owned(), "pt".to_owned());
     let views: Vec<(&str, TensorView<'_>)> = tensors
         .iter()
         .map(|t| {
@@ -337,8 +332,31 @@ pub fn write_safetensors(
                 .map_err(|e| malformed(path, e))
         })
         .collect::<Result<_, _>>()?;
-    let bytes = safetensors::serialize(views, Some(info)).map_err(|e| malformed(path, e))?;
+    let bytes = safetensors::serialize(views, None).map_err(|e| malformed(path, e))?;
+    let bytes = with_metadata(&bytes, metadata).map_err(|e| malformed(path, e))?;
     file::write_atomic(path, &bytes)
+}
+
+/// A safetensors file with metadata in front of its header's tensors, sorted by key: the library writes them in the random
+/// order of a hash map, and a checksum of the file would change from one writing to the next.
+fn with_metadata(file: &[u8], metadata: &[(&str, &str)]) -> Result<Vec<u8>, serde_json::Error> {
+    let (len, rest) = file.split_at(8);
+    let len = u64::from_le_bytes(len.try_into().unwrap_or_default()) as usize;
+    let (header, data) = rest.split_at(len);
+    let mut info: BTreeMap<&str, &str> = metadata.iter().copied().collect();
+    info.insert("format", "pt");
+    let mut ordered = format!("{{\"__metadata__\":{}", serde_json::to_string(&info)?).into_bytes();
+    let tensors = header.get(1..).unwrap_or_default(); // behind the opening brace
+    if !tensors.starts_with(b"}") {
+        ordered.push(b',');
+    }
+    ordered.extend(tensors);
+    // Readers may map the data, which the format aligns to eight bytes.
+    ordered.resize(ordered.len().next_multiple_of(8), b' ');
+    let mut bytes = (ordered.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(ordered);
+    bytes.extend(data);
+    Ok(bytes)
 }
 
 /// The f32 values of a float tensor of any type, in row-major order.
@@ -359,6 +377,34 @@ pub fn host_values<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Seen red with a `HashMap` in `with_metadata`.
+    #[test]
+    fn equal_tensors_and_metadata_give_equal_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let tensor = NamedTensor::float("x", &[3], &[1.0, 2.0, 3.0], Dtype::F32);
+        let metadata: Vec<(String, String)> = (0..9)
+            .map(|i| (format!("k{i}"), format!("\"{i}\"")))
+            .collect();
+        let metadata: Vec<(&str, &str)> = metadata.iter().map(|(k, v)| (&**k, &**v)).collect();
+        for tensors in [&[][..], &[tensor]] {
+            let write = || {
+                write_safetensors(&path, tensors, &metadata).unwrap();
+                fs_err::read(&path).unwrap()
+            };
+            let bytes = write();
+            assert!((0..20).all(|_| write() == bytes));
+            let (len, info) = SafeTensors::read_metadata(&bytes).unwrap();
+            assert_eq!(len % 8, 0);
+            let read = info.metadata().as_ref().unwrap();
+            assert_eq!(
+                (read["format"].as_str(), read["k4"].as_str()),
+                ("pt", "\"4\"")
+            );
+            assert_eq!(info.tensors().len(), tensors.len());
+        }
+    }
 
     /// Bit patterns of IEEE 754-2008 binary16 and of bfloat16, written by hand.
     ///

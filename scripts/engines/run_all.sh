@@ -110,6 +110,7 @@ run qwen3 "--qwen3" "vocab=128" "$@"
 run norms "" "vocab=128 norms=all" "$@"
 if selected dflash "$@"; then block_case dflash "" ""; fi
 if selected dflash-reduced "$@"; then block_case dflash-reduced "" "vocab=128 layers=0,3,5"; fi
+if selected dflash-window "$@"; then block_case dflash-window "" "vocab=128 window=6"; fi
 if selected dspark "$@"; then markov_case dspark "" ""; fi
 if selected dspark-reduced "$@"; then markov_case dspark-reduced "" "vocab=128"; fi
 if selected mtp "$@"; then head_case mtp ""; fi

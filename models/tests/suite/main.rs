@@ -15,6 +15,7 @@ mod families;
 mod kv_cache;
 mod mispredict;
 mod objective;
+mod packing;
 mod parity;
 mod settings;
 mod start;

@@ -228,7 +228,7 @@ fn settings_under_which_parameters_mean_something_else_are_refused() {
     refused_alone("eagle3", "norm_before_residual", json!(true), expected);
     let expected = "its `aux_norm` is \"none\", expected \"concatenated\"";
     refused_alone("eagle3", "aux_norm", json!("concatenated"), expected);
-    let expected = "it reads the layers [1, 3, 4], expected [1, 3, 5]";
+    let expected = "it reads the layers [0, 1, 2], expected [1, 3, 5]";
     refused_alone("eagle3", "aux_layer_ids", json!([1, 3, 5]), expected);
     let expected = "its `half_order` is \"hidden_first\", expected \"embedding_first\"";
     refused_alone("mtp", "half_order", json!("embedding_first"), expected);
@@ -239,7 +239,7 @@ fn settings_under_which_parameters_mean_something_else_are_refused() {
             family,
             "mask_token",
             json!(9),
-            "its `mask_token` is 7, expected 9",
+            "its `mask_token` is 14, expected 9",
         );
     }
 }
