@@ -12,6 +12,7 @@ use crate::batch::{DraftBatch, index_tensor};
 use crate::layers::attention::Causal;
 use crate::layers::ragged::Ragged;
 use crate::slot::Slot;
+use crate::target::forward::positions;
 
 /// The rows that some slots need.
 pub(super) struct UnrollPlan<'a> {
@@ -88,11 +89,8 @@ impl<'a> UnrollPlan<'a> {
 
     /// Positions `t` of the padded context, `[B, S]`.
     pub(super) fn context_positions(&self, device: &Device) -> Tensor<2, Int> {
-        crate::target::forward::positions(
-            &vec![0; self.anchors.len()],
-            self.context.padded_len(),
-            device,
-        )
+        let starts = vec![0; self.anchors.len()];
+        positions(&starts, self.context.padded_len(), device)
     }
 
     /// Positions `t + step` of the padded queries, `[B, A]`.
@@ -103,7 +101,7 @@ impl<'a> UnrollPlan<'a> {
         Tensor::from_data(TensorData::new::<i32, _>(positions, shape), device)
     }
 
-    /// Position 0 for every context row at position 0, 1 elsewhere, `[1, M, 1]`.
+    /// 0 for every context row at position 0, 1 for the others, `[1, M, 1]`.
     pub(super) fn is_not_first(&self, device: &Device) -> Tensor<3> {
         let values: Vec<f32> = self
             .context_places()

@@ -25,7 +25,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Every family, and EAGLE-3 without captured states.
+    /// Every family and every variant of one.
     fn of_every_family() -> Vec<Self> {
         Family::variants().into_iter().map(Self::new).collect()
     }
@@ -121,7 +121,7 @@ fn pitfall_14_labels_are_the_generated_tokens_after_the_first() {
 }
 
 /// Pitfall 43: (newest state seen, newest token fed, label) of three slots, found by changing one position at a
-/// time. Red under: `anchor + 1` for `anchor` in `BlockPlan::anchor_ids`; `position.min(num_keys)` one larger.
+/// time. Red under: `anchor + 1` for `anchor` in `BlockPlan::anchor_ids`; `..anchor` in `context_of_blocks` replaced by `..anchor + 1`.
 #[test]
 fn pitfall_43_every_family_reads_and_predicts_what_its_table_says() {
     for fixture in Fixture::of_every_family() {
@@ -218,8 +218,8 @@ fn a_later_token_never_changes_an_earlier_slot() {
 }
 
 /// The leak test of pitfall 42: states at positions `>= a` do not exist when the round of anchor `a` is
-/// drafted. Red under: `start + anchor - 1` in `UnrollPlan::queries_of` replaced by `start + anchor` (EAGLE-3, MTP); `position.min(num_keys)`
-/// in `Causal::before` one larger (DFlash).
+/// drafted. Red under: `start + anchor - 1` in `UnrollPlan::queries_of` replaced by `start + anchor` (EAGLE-3, MTP); `..anchor` in
+/// `context_of_blocks` replaced by `..anchor + 1` (DFlash).
 #[test]
 fn pitfall_42_states_from_the_anchor_on_are_invisible() {
     for fixture in Fixture::of_every_family() {
@@ -237,7 +237,7 @@ fn pitfall_42_states_from_the_anchor_on_are_invisible() {
 }
 
 /// Blocks do not see each other: the outputs of a slot are the same whatever else is drafted with it.
-/// Red under: `position.min(num_keys)` in `Causal::before` one larger, whose extra key depends on the pass.
+/// Red under: `..anchor` in `context_of_blocks` replaced by `..anchor + 1`, whose extra key depends on the pass.
 #[test]
 fn a_slot_does_not_depend_on_the_other_slots_of_its_pass() {
     for fixture in Fixture::of_every_family() {

@@ -177,7 +177,7 @@ fn pitfall_45_after_a_wrong_draft_the_data_token_is_fed() {
 
 /// Pitfall 45: what depth 1 is fed at its other input is the drafter's own state. Target states from the anchor on
 /// change nothing, and its row is not that of depth 0 one anchor later, which reads the target's next state.
-/// Red under: `anchor.min(num_keys)` in `context_mask` replaced by `(anchor + 1).min(num_keys)`.
+/// Red under: `..anchor` in `context_of_blocks` replaced by `..anchor + 1`.
 #[test]
 fn pitfall_45_after_a_wrong_draft_the_state_is_the_drafters_own() {
     for mut round in Family::all().into_iter().map(Round::new) {

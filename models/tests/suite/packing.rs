@@ -57,7 +57,7 @@ fn losses(drafter: &AnyDrafter, target: &TargetModel, documents: &[TokenRow]) ->
 }
 
 /// Documents of 9 and 11 tokens, blocks of 4. Red under: `row * len + t` in `UnrollPlan::context_of` replaced by `t` (EAGLE-3,
-/// MTP); `ids_of(row)` in `BlockPlan::anchor_ids` replaced by `ids_of(0)` (DFlash, DSpark).
+/// MTP); `ids_of(row)` in `BlockPlan::anchor_ids` replaced by `ids_of(self.rows[0])` (DFlash, DSpark).
 #[test]
 fn pitfall_46_documents_computed_together_do_not_touch() {
     let target = tiny_target("base");
