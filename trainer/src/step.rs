@@ -1,5 +1,6 @@
 //! One optimizer step: closed-form objective, one backward pass a micro-batch, clipping, AdamW.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
@@ -89,6 +90,9 @@ pub struct Phases {
 pub struct StepReport {
     /// Weighted sum of losses over the denominator of the step; absent without slots.
     pub loss: Option<f64>,
+    /// Each term of the mixture, weighted like the loss but before its coefficient: the loss is the sum of these
+    /// times the coefficients. Also `confidence`, of a drafter that is taught one, which is no part of the loss.
+    pub terms: BTreeMap<&'static str, f64>,
     /// Figures by depth.
     pub depths: Vec<DepthFigures>,
     /// Norm of the gradient before clipping.
@@ -194,6 +198,7 @@ impl Learner<'_> {
         let tokens = portions.iter().flat_map(|portion| &portion.tokens.rows);
         StepReport {
             loss: None,
+            terms: BTreeMap::new(),
             depths: vec![DepthFigures::default(); self.drafter.num_depths()],
             gradient_norm: None,
             tokens: tokens.map(|row| row.len() as u64).sum(),
@@ -225,7 +230,7 @@ impl Learner<'_> {
             let output = self.evaluate(&batch, &slots, hidden.clone().inner(), denominator);
             self.count(&slots, &output, denominator, report);
             clock.lap(&mut report.phases.objective);
-            let confidence = self.confidence(&hidden, &slots, &output, denominator);
+            let confidence = self.confidence(&hidden, &slots, &output, denominator, report);
             sum.accumulate(&self.drafter, self.backward(hidden, output, confidence));
             clock.lap(&mut report.phases.backward);
         }
@@ -276,11 +281,14 @@ impl Learner<'_> {
         slots: &[Slot],
         output: &ObjectiveOutput,
         denominator: f64,
+        report: &mut StepReport,
     ) -> Option<Tensor<1>> {
         let confidence = self.drafter.confidence(rows.clone())?;
         let slot_weight = self.objective.config().slot_weight;
         let scale = |slot: &Slot| (slot_weight.at(slot.depth) / denominator) as f32;
         let scale: Vec<f32> = slots.iter().map(scale).collect();
+        *report.terms.entry("confidence").or_default() +=
+            confidence.value(&output.scores.alpha, &scale);
         Some(confidence.surrogate(&output.scores.alpha, &scale))
     }
 
@@ -303,6 +311,13 @@ impl Learner<'_> {
             depth.argmax_agrees += u64::from(output.scores.argmax_agrees[index]);
         }
         *report.loss.get_or_insert(0.0) += numerator / denominator;
+        for term in &output.terms {
+            let weighted = slots.iter().zip(&term.value);
+            let sum: f64 = weighted
+                .map(|(slot, &value)| weight.at(slot.depth) * f64::from(value))
+                .sum();
+            *report.terms.entry(term.name).or_default() += sum / denominator;
+        }
     }
 
     fn update(&mut self, gradients: GradientsParams, learning_rate: f64, report: &mut StepReport) {

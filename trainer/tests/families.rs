@@ -10,7 +10,7 @@ use burn_pack::Reader;
 use common::{World, records};
 use draftsmith_models::drafter::{AnchorDraw, AnyDrafter};
 use draftsmith_models::error::{Diagnose, ModelError};
-use draftsmith_models::objective::{Objective, ObjectiveConfig};
+use draftsmith_models::objective::{Objective, ObjectiveConfig, SlotWeight};
 use draftsmith_models::target::TargetEnds;
 use draftsmith_models::weights::{NamedTensor, host_values};
 use draftsmith_trainer::checkpoint::{self, Identity, RunState};
@@ -65,6 +65,70 @@ fn all_finite(drafter: &AnyDrafter) -> bool {
     values
         .iter()
         .all(|(_, values)| values.iter().all(|value| value.is_finite()))
+}
+
+/// Each term of a mixture is reported as what a run with this loss alone reports, and the loss is their sum.
+/// Red under: `self.own_factor(index) * value` replaced by `self.factor(index) * value` in `SlotTerm::value`.
+#[test]
+fn the_terms_of_a_mixture_add_up_to_its_loss() {
+    for (family, mut world) in World::of_every_family(3) {
+        for loss in losses() {
+            let slot_weight = match loss.as_str() {
+                "round_count" => SlotWeight::Uniform, // it takes no other
+                _ => SlotWeight::StepDecay(0.8),
+            };
+            let mut report = |losses: &[(&str, f64)]| {
+                let named = losses.iter().map(|&(name, c)| (name.to_owned(), c));
+                world.objective.losses = named.collect();
+                world.objective.slot_weight = slot_weight;
+                step(
+                    &mut world.learner(FloatDType::F32),
+                    &world,
+                    &[vec![0, 1], vec![2]],
+                )
+            };
+            let other = if loss == "jsd" { "ce" } else { "jsd" };
+            let absent = if loss == "l1" { "tv" } else { "l1" };
+            let [alone, beside] = [&loss, other].map(|name| report(&[(name, 1.0)]).loss.unwrap());
+            let mixed = report(&[(&loss, 0.25), (other, 0.7), (absent, 0.0)]);
+            let what = format!("{} {loss}", family.name);
+            // The same numbers, summed in f64; coefficients are rounded to f32.
+            let close = |found: f64, expected: f64| {
+                assert!((found - expected).abs() <= 1e-6 * expected.abs(), "{what}");
+            };
+            close(mixed.terms[loss.as_str()], alone);
+            close(mixed.terms[other], beside);
+            close(mixed.loss.unwrap(), 0.25 * alone + 0.7 * beside);
+            let names = mixed.terms.keys().filter(|name| **name != "confidence");
+            assert_eq!(names.count(), 2, "{what}");
+        }
+    }
+}
+
+#[test]
+fn the_terms_of_a_mixture_are_logged() {
+    for (family, mut world) in World::of_every_family(2) {
+        world.objective.losses = [("ce".to_owned(), 0.1), ("tv".to_owned(), 0.9)].into();
+        let folder = tempfile::tempdir().unwrap();
+        let (outcome, _) = world.train(folder.path(), Resume::Fresh, None);
+        outcome.unwrap();
+        let records = records(folder.path());
+        let steps: Vec<u64> = records.iter().map(|record| record.step).collect();
+        for name in ["ce", "tv"] {
+            assert!(
+                records.iter().all(|r| r.terms[name].is_some()),
+                "{}",
+                family.name
+            );
+            let tag = format!("train/term/{name}");
+            assert_eq!(
+                common::events(folder.path(), &tag),
+                steps,
+                "{}",
+                family.name
+            );
+        }
+    }
 }
 
 /// Pitfall 20: the middle one of three batches of one row has no slot. Nothing moves, not even by weight decay, the

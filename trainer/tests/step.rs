@@ -221,9 +221,9 @@ fn muon_orthogonalises_matrices_and_leaves_head_and_gains_to_adamw() {
     }
 }
 
-/// KL and confidence of one batch by plain automatic differentiation through all logits: value of the KL, and
-/// the norm of the whole gradient.
-fn plain_dspark(world: &World, drafter: &AnyDrafter, row: usize) -> (f64, f64) {
+/// KL and confidence of one batch by plain automatic differentiation through all logits: their values, and the norm of
+/// the whole gradient.
+fn plain_dspark(world: &World, drafter: &AnyDrafter, row: usize) -> ([f64; 2], f64) {
     let AnyDrafter::Dspark(dspark) = drafter else {
         panic!("the drafter of this test is of this family");
     };
@@ -251,13 +251,14 @@ fn plain_dspark(world: &World, drafter: &AnyDrafter, row: usize) -> (f64, f64) {
         .unsqueeze_dim::<2>(1);
     // softplus(c) - alpha c: the cross entropy of sigmoid(c) to alpha.
     let bce = activation::softplus(confidence.clone(), 1.0) - confidence * alpha.autodiff();
-    let kl = (p.autodiff() * (log_p.autodiff() - log_q))
-        .sum()
-        .div_scalar(count);
-    let value = f64::from(host_values(&kl.clone().inner())[0]);
-    let total = kl + bce.sum().div_scalar(count);
-    let gradients = GradientsParams::from_grads(total.backward(), drafter);
-    (value, gradient_norm(drafter, &gradients).norm)
+    let kl = p.autodiff() * (log_p.autodiff() - log_q);
+    let means = [kl, bce].map(|term| term.sum().div_scalar(count));
+    let values = means
+        .clone()
+        .map(|mean| f64::from(host_values(&mean.inner())[0]));
+    let [kl, bce] = means;
+    let gradients = GradientsParams::from_grads((kl + bce).backward(), drafter);
+    (values, gradient_norm(drafter, &gradients).norm)
 }
 
 /// Seen red with the confidence left out of `Learner::backward`, and with the head's gradient not registered.
@@ -273,11 +274,16 @@ fn a_dspark_step_equals_plain_automatic_differentiation() {
             .step(&[vec![0]], &world.rows, &world.source(), rate, DRAW)
             .unwrap();
     }
-    let (value, norm) = plain_dspark(&world, &learner.drafter, 1);
+    let ([kl, confidence], norm) = plain_dspark(&world, &learner.drafter, 1);
     let report = learner
         .step(&[vec![1]], &world.rows, &world.source(), 1e-3, DRAW)
         .unwrap();
-    assert_close(report.loss, Some(value), 1e-5);
+    assert_close(report.loss, Some(kl), 1e-5);
+    assert_close(
+        report.terms.get("confidence").copied(),
+        Some(confidence),
+        1e-5,
+    );
     assert_close(report.gradient_norm, Some(norm), 1e-5);
 }
 

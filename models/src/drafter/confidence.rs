@@ -2,6 +2,8 @@
 
 use burn::tensor::{Tensor, activation};
 
+use crate::weights::host_values;
+
 /// How likely drafts are accepted, in a drafter's own view.
 #[derive(Clone, Debug)]
 pub struct Confidence {
@@ -12,6 +14,17 @@ pub struct Confidence {
 }
 
 impl Confidence {
+    /// `sum(scale * BCE(sigmoid(c), alpha))`, without `weight`; `BCE = log(1 + exp(c)) - alpha c`.
+    pub fn value(&self, alpha: &[f32], scale: &[f32]) -> f64 {
+        let logits = host_values(&self.logits.clone().inner());
+        let bce =
+            |logit: f64, alpha: f64| logit.max(0.0) + (-logit.abs()).exp().ln_1p() - alpha * logit;
+        let slots = logits.iter().zip(alpha).zip(scale);
+        slots
+            .map(|((&logit, &alpha), &scale)| f64::from(scale) * bce(logit.into(), alpha.into()))
+            .sum()
+    }
+
     /// A scalar `[1]` whose gradient is that of `weight * sum(scale * BCE(sigmoid(c), alpha))`, with the overlap
     /// `alpha` of each slot as the label: `weight * scale * (sigmoid(c) - alpha)` (DSpark, 2607.05147).
     pub fn surrogate(self, alpha: &[f32], scale: &[f32]) -> Tensor<1> {

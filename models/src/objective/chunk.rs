@@ -25,8 +25,8 @@ pub(super) struct ChunkOutput {
     /// Gradient of the normalised loss with respect to the draft logits, `[n, V_draft]`; absent without
     /// terms.
     pub(super) grad_logits: Option<Tensor<2>>,
-    /// Loss of each slot before weighting; empty without terms.
-    pub(super) loss: Vec<f32>,
+    /// Each term of the mixture, before its coefficient and weighting, at each slot of the chunk.
+    pub(super) terms: Vec<Vec<f32>>,
     pub(super) scores: SlotScores,
 }
 

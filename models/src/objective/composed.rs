@@ -12,7 +12,7 @@ use crate::weights::host_values;
 pub(super) fn evaluate(chunk: &Chunk<'_>) -> ChunkOutput {
     let rows = ChunkRows::new(chunk);
     let device = chunk.input.hidden.device();
-    let mut loss = vec![0.0; chunk.range.len()];
+    let mut values = Vec::with_capacity(chunk.terms.len());
     let mut grad: Option<Tensor<2>> = None;
     for term in chunk.terms {
         let terms = term.loss.evaluate(&rows.loss_rows);
@@ -27,13 +27,16 @@ pub(super) fn evaluate(chunk: &Chunk<'_>) -> ChunkOutput {
             Some(grad) => grad + scaled,
             None => scaled,
         });
-        let values = host_values(&terms.value);
-        for ((loss, value), index) in loss.iter_mut().zip(values).zip(chunk.range.clone()) {
-            *loss += term.value(index, value);
-        }
+        let at_slots = host_values(&terms.value).into_iter();
+        let at_slots = at_slots.zip(chunk.range.clone());
+        values.push(
+            at_slots
+                .map(|(value, index)| term.value(index, value))
+                .collect(),
+        );
     }
     ChunkOutput {
-        loss: if grad.is_some() { loss } else { Vec::new() },
+        terms: values,
         grad_logits: grad,
         scores: rows.scores(),
     }

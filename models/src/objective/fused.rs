@@ -11,6 +11,7 @@ use burn::tensor::Tensor;
 use rayon::prelude::*;
 
 use super::chunk::{Chunk, ChunkOutput, distinct_places};
+use super::terms::SlotTerm;
 use super::{ObjectiveInput, SlotScores};
 use crate::batch::TeacherFigures;
 use crate::host;
@@ -43,11 +44,9 @@ pub(super) fn evaluate(chunk: &Chunk<'_>) -> ChunkOutput {
     let has_terms = !chunk.terms.is_empty();
     ChunkOutput {
         grad_logits: has_terms.then(|| host::give(rows, shape, &device)),
-        loss: if has_terms {
-            figures.iter().map(|slot| slot.loss).collect()
-        } else {
-            Vec::new()
-        },
+        terms: (0..chunk.terms.len())
+            .map(|term| figures.iter().map(|slot| slot.terms[term]).collect())
+            .collect(),
         scores: scores(&figures, &teacher, &place_of_slot),
     }
 }
@@ -207,7 +206,8 @@ fn kept_row(
 
 /// Figures of one slot.
 struct SlotFigures {
-    loss: f32,
+    /// Each term of the mixture before its coefficient.
+    terms: Vec<f32>,
     alpha: f32,
     log_q_token: f32,
     /// Absolute id of the drafter's most probable token.
@@ -244,14 +244,14 @@ impl Scratch {
             alpha: vectorised(|| overlap(place, &self.q)),
         };
         row.fill(0.0);
-        let mut loss = 0.0;
-        for term in chunk.terms {
+        let mut evaluate = |term: &SlotTerm| {
             let scale = term.factor(index) * chunk.scale[index];
-            loss += term.value(index, term.loss.evaluate_row(&slot, scale, row));
-        }
+            term.value(index, term.loss.evaluate_row(&slot, scale, row))
+        };
+        let terms = chunk.terms.iter().map(&mut evaluate).collect();
         let log_q_token = slot.label.map_or(f32::NEG_INFINITY, |id| slot.log_q[id]);
         SlotFigures {
-            loss,
+            terms,
             alpha: slot.alpha,
             log_q_token,
             argmax: vocab.target_ids()[argmax],

@@ -46,10 +46,21 @@ pub struct ObjectiveOutput {
     pub grad_hidden: Tensor<2>,
     /// Gradient with respect to the wanted columns of the head weight `[V_draft, H]`.
     pub grad_head: Option<Tensor<2>>,
-    /// Loss of each slot before weighting.
+    /// Loss of each slot before weighting: the sum of the terms times their coefficients.
     pub loss: Vec<f32>,
+    /// The terms of the mixture that weigh something.
+    pub terms: Vec<TermOutput>,
     /// Figures of each slot.
     pub scores: SlotScores,
+}
+
+/// One term of a mixture.
+#[derive(Clone, Debug)]
+pub struct TermOutput {
+    /// Name in run files.
+    pub name: &'static str,
+    /// Its value at each slot, before its coefficient and the slot's weight.
+    pub value: Vec<f32>,
 }
 
 /// Figures of each slot, in the order of the slots; computed without gradient.
@@ -138,8 +149,8 @@ impl Objective {
     /// `hidden` `[N, H]` are the drafter's output rows for `slots` (no gradient graph), `head`
     /// `[V_draft, H]` its head weight, `denominator` the sum over the whole optimizer step.
     pub fn evaluate(&self, input: ObjectiveInput<'_>, denominator: f64) -> ObjectiveOutput {
-        let mut total = Accumulator::default();
         let terms = self.slot_terms(&input);
+        let mut total = Accumulator::new(&terms);
         let scale = self.row_scale(input.slots, denominator);
         for range in chunks(input.slots, self.config.chunk_positions) {
             let chunk = Chunk {
@@ -151,7 +162,7 @@ impl Objective {
             };
             total.push(chunk.evaluate(), &input, range);
         }
-        total.finish(&input)
+        total.finish(&input, &terms)
     }
 
     /// Whether the coefficients of some slots depend on others, which takes a first pass without gradient.
@@ -229,17 +240,31 @@ pub struct ObjectiveInput<'a> {
     pub head_gradient: Option<Range<usize>>,
 }
 
-#[derive(Default)]
 struct Accumulator {
     grad_hidden: Vec<Tensor<2>>,
     grad_head: Option<Tensor<2>>,
-    loss: Vec<f32>,
+    terms: Vec<TermOutput>,
     scores: SlotScores,
 }
 
 impl Accumulator {
+    fn new(terms: &[SlotTerm]) -> Self {
+        let empty = |term: &SlotTerm| TermOutput {
+            name: term.name,
+            value: Vec::new(),
+        };
+        Self {
+            grad_hidden: Vec::new(),
+            grad_head: None,
+            terms: terms.iter().map(empty).collect(),
+            scores: SlotScores::default(),
+        }
+    }
+
     fn push(&mut self, chunk: ChunkOutput, input: &ObjectiveInput<'_>, range: Range<usize>) {
-        self.loss.extend(chunk.loss);
+        for (term, value) in self.terms.iter_mut().zip(chunk.terms) {
+            term.value.extend(value);
+        }
         self.scores.extend(chunk.scores);
         let Some(grad_logits) = chunk.grad_logits else {
             return;
@@ -259,7 +284,13 @@ impl Accumulator {
         }
     }
 
-    fn finish(self, input: &ObjectiveInput<'_>) -> ObjectiveOutput {
+    fn finish(self, input: &ObjectiveInput<'_>, terms: &[SlotTerm]) -> ObjectiveOutput {
+        let mut loss = vec![0.0; input.slots.len()];
+        for (term, output) in terms.iter().zip(&self.terms) {
+            for (loss, value) in loss.iter_mut().zip(&output.value) {
+                *loss += term.coefficient as f32 * value;
+            }
+        }
         let grad_hidden = if self.grad_hidden.is_empty() {
             input.hidden.zeros_like()
         } else {
@@ -268,7 +299,8 @@ impl Accumulator {
         ObjectiveOutput {
             grad_hidden,
             grad_head: self.grad_head,
-            loss: self.loss,
+            loss,
+            terms: self.terms,
             scores: self.scores,
         }
     }

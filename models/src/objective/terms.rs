@@ -20,6 +20,8 @@ pub(super) enum Term {
 /// A term with its coefficients for the slots of a batch.
 #[derive(Clone, Debug)]
 pub(super) struct SlotTerm {
+    /// Name in run files.
+    pub(super) name: &'static str,
     /// The loss whose closed form is taken.
     pub(super) loss: &'static dyn DraftLoss,
     /// Coefficient in the mixture.
@@ -83,6 +85,7 @@ impl Term {
         };
         let Some(coupled) = coupled else {
             return SlotTerm {
+                name: self.name(),
                 loss,
                 coefficient,
                 factor: dpace.map(<[f32]>::to_vec),
@@ -93,6 +96,7 @@ impl Term {
         let unweighted =
             |(slot, factor): (&Slot, &f32)| (f64::from(*factor) / weight.at(slot.depth)) as f32;
         SlotTerm {
+            name: self.name(),
             loss,
             coefficient,
             factor: Some(slots.iter().zip(&coupled.factor).map(unweighted).collect()),
@@ -104,15 +108,18 @@ impl Term {
 impl SlotTerm {
     /// Factor of the gradient of slot `index`, coefficient included.
     pub(super) fn factor(&self, index: usize) -> f32 {
-        let factor = self.factor.as_ref().map_or(1.0, |factors| factors[index]);
-        self.coefficient as f32 * factor
+        self.coefficient as f32 * self.own_factor(index)
     }
 
-    /// Contribution of slot `index` to the loss, given the value of `loss` there.
+    /// The term at slot `index` before its coefficient, given the value of `loss` there.
     pub(super) fn value(&self, index: usize, value: f32) -> f32 {
         match &self.value {
-            Some(values) => self.coefficient as f32 * values[index],
-            None => self.factor(index) * value,
+            Some(values) => values[index],
+            None => self.own_factor(index) * value,
         }
+    }
+
+    fn own_factor(&self, index: usize) -> f32 {
+        self.factor.as_ref().map_or(1.0, |factors| factors[index])
     }
 }

@@ -347,7 +347,8 @@ fn losses_and_all_gradients_equal_the_golden() {
     }
 }
 
-/// Red under: `sigmoid(logits)` without `- alpha`; the scale left out of `Confidence::surrogate`.
+/// Red under: `sigmoid(logits)` without `- alpha`; the scale left out of `Confidence::surrogate`; `alpha * logit` left
+/// out of `Confidence::value`.
 #[test]
 fn the_confidence_is_taught_the_overlap() {
     let device = Device::flex().autodiff();
@@ -361,6 +362,11 @@ fn the_confidence_is_taught_the_overlap() {
         let weights = slots.iter().map(|slot| 0.8_f32.powi(slot.depth as i32));
         let total: f32 = weights.clone().sum();
         let scale: Vec<f32> = weights.map(|weight| weight / total).collect();
+        let kl = output.loss.iter().zip(&scale).map(|(kl, scale)| kl * scale);
+        let value = confidence.value(&output.scores.alpha, &scale) as f32;
+        let found = [kl.sum::<f32>() + value];
+        let expected = case.golden.floats("confidence.loss");
+        assert_close(&case.what, &found, &expected, TOLERANCE);
         let surrogate = confidence.surrogate(&output.scores.alpha, &scale);
         let product = (hidden * output.grad_hidden.autodiff()).sum();
         let found = layer_gradients(&drafter, product + surrogate);

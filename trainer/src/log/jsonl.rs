@@ -18,7 +18,7 @@ use crate::parts::Validation;
 use crate::step::{DepthFigures, StepReport};
 
 /// Version of the lines.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// One line: the figures of one optimizer step. Absent figures are `null`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,6 +36,8 @@ pub struct StepRecord {
     pub slots: u64,
     /// Loss of this step; null when it had no slot or is not finite.
     pub loss: Option<f64>,
+    /// The terms of the mixture before their coefficients, and `confidence` of a drafter that is taught one.
+    pub terms: BTreeMap<String, Option<f64>>,
     /// Figures by depth.
     pub depths: Vec<DepthRecord>,
     /// Learning rate of this step.
@@ -93,6 +95,11 @@ impl StepRecord {
             tokens: state.counters.tokens,
             slots: report.slots(),
             loss: report.loss.and_then(finite),
+            terms: report
+                .terms
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), finite(*value)))
+                .collect(),
             depths: report.depths.iter().map(DepthRecord::new).collect(),
             learning_rate: 0.0,
             grad_norm: report.gradient_norm.and_then(finite),

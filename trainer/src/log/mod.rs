@@ -93,6 +93,9 @@ fn scalars(record: &StepRecord) -> Vec<(String, f64)> {
     scalars.extend(record.loss.map(|loss| ("train/loss".to_owned(), loss)));
     let norm = record.grad_norm;
     scalars.extend(norm.map(|norm| ("train/grad_norm".to_owned(), norm)));
+    for (name, value) in &record.terms {
+        scalars.extend(value.map(|value| (format!("train/term/{name}"), value)));
+    }
     for (depth, figures) in record.depths.iter().enumerate() {
         for (name, value) in [
             ("loss", figures.loss),
