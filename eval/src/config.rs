@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use draftsmith_models::error::ModelError;
+use draftsmith_models::sample::Sampling;
 use serde::{Deserialize, Serialize};
 
 use crate::error::EvalError;
@@ -18,6 +20,12 @@ pub struct EvalConfig {
     pub suites: Vec<SuiteConfig>,
     /// Temperatures of target and drafter; 0 is greedy.
     pub temperatures: Vec<f64>,
+    /// Keep the k most probable tokens of target and drafter; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the smallest set of most probable tokens with at least this mass; 1 keeps all.
+    pub top_p: f64,
+    /// Drop tokens below this share of the most probable one; 0 keeps all.
+    pub min_p: f64,
     /// Tokens drafted in a round, at most.
     pub gamma: usize,
     /// Most new tokens for a prompt, the stop token included.
@@ -56,6 +64,9 @@ impl Default for EvalConfig {
         Self {
             suites: Vec::new(),
             temperatures: vec![0.0, 1.0],
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
             gamma: 5,
             max_new_tokens: 128,
             batch_rows: 4,
@@ -86,6 +97,10 @@ impl EvalConfig {
             }
         }
         self.validate_temperatures()?;
+        let setting = |error: ModelError| {
+            EvalError::setting(error.to_string(), "1 keeps all for `top_p`, 0 for `min_p`")
+        };
+        self.sampling(1.0).validate("eval").map_err(setting)?;
         let tolerance = self.near_tie_tolerance;
         if !(tolerance.is_finite() && tolerance >= 0.0) {
             return Err(out_of_range(
@@ -107,6 +122,16 @@ impl EvalConfig {
         self.lookup().validate()?;
         verify::find(&self.rule)?;
         self.validate_suites()
+    }
+
+    /// How tokens are drawn at a temperature.
+    pub fn sampling(&self, temperature: f64) -> Sampling {
+        Sampling {
+            temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+        }
     }
 
     /// Whether the baseline of that name is to be measured.

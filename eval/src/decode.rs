@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::EvalError;
 use crate::propose::Proposer;
-use crate::verify::VerifyRule;
+use crate::verify::{TopTwo, VerifyRule};
 
 /// A prompt to continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,17 +73,6 @@ pub struct Round {
     pub committed: usize,
 }
 
-/// The target's two best tokens at one position, from greedy decoding.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TopTwo {
-    /// The most probable token, which greedy decoding writes.
-    pub first: u32,
-    /// The runner-up.
-    pub second: u32,
-    /// Logit of the first less that of the second.
-    pub gap: f32,
-}
-
 /// A finished sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SequenceRecord {
@@ -93,7 +82,7 @@ pub struct SequenceRecord {
     pub ids: Vec<u32>,
     /// Its rounds, in order.
     pub rounds: Vec<Round>,
-    /// The target's two best tokens for each entry of `ids`; empty unless greedy.
+    /// The target's two best tokens for each entry of `ids`; empty where the text depends on the drafts.
     pub top_two: Vec<TopTwo>,
     /// Why it ended.
     pub finish: FinishReason,
@@ -191,25 +180,6 @@ pub fn decode(
     })
 }
 
-/// The two largest logits `[V]` of a row with at least two entries; ties go to the smaller id.
-pub fn top_two(logits: &[f32]) -> Option<TopTwo> {
-    let (mut first, mut second): (Option<usize>, Option<usize>) = (None, None);
-    for (index, &value) in logits.iter().enumerate() {
-        if first.is_none_or(|best| value > logits[best]) {
-            second = first;
-            first = Some(index);
-        } else if second.is_none_or(|best| value > logits[best]) {
-            second = Some(index);
-        }
-    }
-    let (first, second) = (first?, second?);
-    Some(TopTwo {
-        first: first as u32,
-        second: second as u32,
-        gap: logits[first] - logits[second],
-    })
-}
-
 fn check_settings(decoder: &Decoder<'_>) -> Result<(), EvalError> {
     let settings = decoder.settings;
     if !decoder.rule.is_lossless(&settings.sampling) {
@@ -262,19 +232,4 @@ pub fn check_sequences(
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_two_best_are_found_in_any_order() {
-        let best = top_two(&[1.0, 4.0, 2.0, 3.5]).unwrap();
-        assert_eq!((best.first, best.second), (1, 3));
-        assert!((best.gap - 0.5).abs() < 1e-6);
-        let tied = top_two(&[2.0, 2.0, 1.0]).unwrap();
-        assert_eq!((tied.first, tied.second), (0, 1));
-        assert!(top_two(&[1.0]).is_none());
-    }
 }

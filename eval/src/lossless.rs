@@ -1,6 +1,7 @@
-//! [`compare_greedy`]: speculative greedy output against plain decoding, token by token.
+//! [`compare_text`]: speculative output against plain decoding, token by token, under rules whose text does not depend on
+//! the drafts.
 //!
-//! Greedy outputs may differ legitimately where the target's two best logits are closer than the
+//! Outputs may differ legitimately where the two best scores of the target are closer than the
 //! rounding of two batch shapes. Such near ties are listed, each with its gap, and counted apart; any
 //! other difference is a fault.
 
@@ -18,7 +19,7 @@ pub struct LosslessCheck {
     pub identical: usize,
     /// Sequences that first differ at a near tie.
     pub near_ties: usize,
-    /// Largest gap of the two best logits that counts as a near tie.
+    /// Largest gap of the two best scores that counts as a near tie.
     pub near_tie_tolerance: f64,
     /// The first difference of every sequence that is not identical.
     pub divergences: Vec<Divergence>,
@@ -43,14 +44,15 @@ pub struct Divergence {
     pub expected: Option<u32>,
     /// Token of speculative decoding; `None` when it had ended.
     pub found: Option<u32>,
-    /// Gap between the target's two best logits there, in plain decoding.
+    /// Gap between the target's two best scores there, in plain decoding.
     pub gap: Option<f64>,
     /// Whether the token is the runner-up of a near tie.
     pub is_near_tie: bool,
 }
 
-/// Compares greedy records pairwise; both lists hold the same sequences in the same order.
-pub fn compare_greedy(
+/// Compares records of a rule whose text does not depend on the drafts; both lists hold the same sequences in the same
+/// order.
+pub fn compare_text(
     plain: &[SequenceRecord],
     speculative: &[SequenceRecord],
     near_tie_tolerance: f64,
@@ -98,7 +100,7 @@ mod tests {
     use draftsmith_models::generate::FinishReason;
 
     use super::*;
-    use crate::decode::TopTwo;
+    use crate::verify::TopTwo;
 
     fn record(ids: &[u32], gap: f32) -> SequenceRecord {
         let top_two = ids.iter().map(|&first| TopTwo {
@@ -117,7 +119,7 @@ mod tests {
 
     #[test]
     fn equal_outputs_are_identical() {
-        let check = compare_greedy(&[record(&[1, 2], 1.0)], &[record(&[1, 2], 1.0)], 1e-3);
+        let check = compare_text(&[record(&[1, 2], 1.0)], &[record(&[1, 2], 1.0)], 1e-3);
         assert_eq!((check.compared, check.identical), (1, 1));
         assert!(check.is_lossless() && check.divergences.is_empty());
     }
@@ -125,7 +127,7 @@ mod tests {
     #[test]
     fn only_the_runner_up_within_the_tolerance_is_a_near_tie() {
         let near = |gap: f32, token: u32| {
-            compare_greedy(
+            compare_text(
                 &[record(&[1, 5, 9], gap)],
                 &[record(&[1, token, 7], gap)],
                 1e-3,
@@ -139,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_missing_end_is_a_fault() {
-        let check = compare_greedy(&[record(&[1, 2], 1e-9)], &[record(&[1, 2, 3], 1e-9)], 1e-3);
+        let check = compare_text(&[record(&[1, 2], 1e-9)], &[record(&[1, 2, 3], 1e-9)], 1e-3);
         assert!(!check.is_lossless());
         assert_eq!(check.divergences[0].expected, None);
     }

@@ -1,7 +1,6 @@
 //! [`run`]: every suite at every temperature with every proposer.
 
 use draftsmith_models::drafter::AnyDrafter;
-use draftsmith_models::sample::Sampling;
 use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
 
@@ -13,10 +12,10 @@ use crate::decode::{
     check_sequences, decode,
 };
 use crate::error::EvalError;
-use crate::lossless::compare_greedy;
+use crate::lossless::compare_text;
 use crate::propose::{DrafterProposer, NoProposer, PromptLookup, Proposer};
 use crate::report::Entry;
-use crate::verify;
+use crate::verify::{self, VerifyRule};
 
 /// Bootstrap resamples of the intervals in a report.
 const RESAMPLES: usize = 1000;
@@ -77,7 +76,7 @@ pub struct RunProgress<'a> {
 
 /// Runs everything and returns one entry for each suite, temperature and proposer, in that order.
 ///
-/// Plain decoding at temperature 0 is always run, because greedy outputs are compared with it; it is
+/// Plain decoding is always run where the text does not depend on the drafts, to be compared with it; it is
 /// reported when `none` is among the baselines. `progress` may end the run by returning false.
 ///
 /// # Errors
@@ -92,7 +91,7 @@ pub fn run(
         check_sequences(input.target, &settings, &suite.prompts)?;
     }
     for &temperature in &input.config.temperatures {
-        verify::for_sampling(&input.config.rule, &Sampling::at(temperature))?;
+        input.rule(temperature)?;
     }
     let mut runner = Runner {
         input,
@@ -110,9 +109,13 @@ pub fn run(
 }
 
 impl<'a> SuiteRun<'a> {
+    fn rule(&self, temperature: f64) -> Result<&'static dyn VerifyRule, EvalError> {
+        verify::for_sampling(&self.config.rule, &self.config.sampling(temperature))
+    }
+
     fn settings(&self, temperature: f64, gamma: usize) -> DecodeSettings {
         DecodeSettings {
-            sampling: Sampling::at(temperature),
+            sampling: self.config.sampling(temperature),
             gamma,
             max_new_tokens: self.config.max_new_tokens,
             stop_ids: self.stop_ids.to_vec(),
@@ -122,7 +125,8 @@ impl<'a> SuiteRun<'a> {
     }
 
     fn needs_plain(&self, temperature: f64) -> bool {
-        temperature == 0.0 || self.config.has_baseline("none")
+        let rule = self.rule(temperature);
+        self.config.has_baseline("none") || rule.is_ok_and(VerifyRule::is_drafter_invariant)
     }
 
     /// Everything that drafts: prompt lookup when asked for, then the trained drafters.
@@ -188,9 +192,9 @@ impl Runner<'_, '_> {
             if let Some(plain) = &plain {
                 let plain_speed = speed(plain);
                 entry.speed_up = (plain_speed > 0.0).then(|| entry.tokens_per_second / plain_speed);
-                entry.lossless = (temperature == 0.0).then(|| {
+                entry.lossless = input.rule(temperature)?.is_drafter_invariant().then(|| {
                     let tolerance = input.config.near_tie_tolerance;
-                    compare_greedy(&plain.records, &output.records, tolerance)
+                    compare_text(&plain.records, &output.records, tolerance)
                 });
             }
             self.entries.push(entry);
@@ -207,7 +211,7 @@ impl Runner<'_, '_> {
         let input = self.input;
         let decoder = Decoder {
             target: input.target,
-            rule: verify::for_sampling(&input.config.rule, &settings.sampling)?,
+            rule: input.rule(settings.sampling.temperature)?,
             settings,
         };
         let name = proposer.name().to_owned();
@@ -238,7 +242,7 @@ impl Runner<'_, '_> {
         output: &DecodeOutput,
     ) -> Result<Entry, EvalError> {
         let counts = Acceptance::new(&output.records, settings.gamma);
-        let rule = verify::for_sampling(&self.input.config.rule, &settings.sampling)?;
+        let rule = self.input.rule(settings.sampling.temperature)?;
         let pairs: Vec<(f64, f64)> = output.records.iter().map(tokens_and_rounds).collect();
         Ok(Entry {
             suite: suite.name.clone(),

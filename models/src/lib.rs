@@ -11,6 +11,7 @@ pub mod error;
 pub mod file;
 pub mod fingerprint;
 pub mod generate;
+pub mod gumbel;
 pub mod host;
 pub mod layers;
 pub mod loss;

@@ -89,7 +89,7 @@ impl Sampling {
     }
 
     /// The distribution a token is drawn from: a vector of `logits.len()` probabilities summing to 1.
-    pub fn probabilities(&self, logits: &[f32]) -> Vec<f32> {
+    pub fn probabilities(&self, logits: &[f32]) -> Vec<f64> {
         if self.is_greedy() {
             let mut one_hot = vec![0.0; logits.len()];
             if let Some(best) = argmax(logits) {
@@ -102,7 +102,7 @@ impl Sampling {
         probabilities
     }
 
-    fn truncate(&self, probabilities: &mut [f32]) {
+    fn truncate(&self, probabilities: &mut [f64]) {
         let keeps_all = self.top_k == 0 && self.top_p >= 1.0 && self.min_p == 0.0;
         if keeps_all {
             return;
@@ -119,8 +119,8 @@ impl Sampling {
         }
         let mut mass = 0.0;
         for (rank, &id) in order.iter().enumerate().take(kept) {
-            let share = f64::from(probabilities[id]);
-            let too_small = share < self.min_p * f64::from(probabilities[order[0]]);
+            let share = probabilities[id];
+            let too_small = share < self.min_p * probabilities[order[0]];
             if rank > 0 && (too_small || mass >= self.top_p) {
                 kept = rank;
                 break;
@@ -130,9 +130,9 @@ impl Sampling {
         for &id in &order[kept..] {
             probabilities[id] = 0.0;
         }
-        let total: f64 = probabilities.iter().map(|&p| f64::from(p)).sum();
+        let total: f64 = probabilities.iter().sum();
         for p in probabilities.iter_mut() {
-            *p = (f64::from(*p) / total) as f32;
+            *p /= total;
         }
     }
 }
@@ -148,24 +148,27 @@ pub fn argmax(values: &[f32]) -> Option<usize> {
     best
 }
 
-/// Softmax at a positive temperature, accumulated in f64.
-fn softmax(logits: &[f32], temperature: f64) -> Vec<f32> {
+/// Softmax at a positive temperature, in f64.
+fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let scaled = |x: f32| (f64::from(x - max) / temperature).exp();
-    let weights: Vec<f64> = logits.iter().map(|&x| scaled(x)).collect();
+    let mut weights: Vec<f64> = logits.iter().map(|&x| scaled(x)).collect();
     let total: f64 = weights.iter().sum();
-    weights.into_iter().map(|w| (w / total) as f32).collect()
+    for weight in &mut weights {
+        *weight /= total;
+    }
+    weights
 }
 
-/// The token at cumulative mass `uniform` in `[0, 1)`; never one of probability zero.
-pub fn draw(probabilities: &[f32], uniform: f64) -> u32 {
-    let total: f64 = probabilities.iter().map(|&p| f64::from(p)).sum();
+/// The token at cumulative mass `uniform` in `[0, 1)` of weights that need not sum to 1; never one of weight zero.
+pub fn draw(weights: &[f64], uniform: f64) -> u32 {
+    let total: f64 = weights.iter().sum();
     let mut left = uniform * total;
     let mut last_possible = 0;
-    for (id, &p) in probabilities.iter().enumerate() {
-        if p > 0.0 {
+    for (id, &weight) in weights.iter().enumerate() {
+        if weight > 0.0 {
             last_possible = id;
-            left -= f64::from(p);
+            left -= weight;
             if left < 0.0 {
                 return id as u32;
             }
@@ -202,8 +205,7 @@ mod tests {
         .probabilities(&logits);
         assert_eq!(min_p.iter().filter(|&&p| p > 0.0).count(), 2);
         for row in [top_k, full, top_p, min_p] {
-            // Four f32 roundings.
-            assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+            assert!((row.iter().sum::<f64>() - 1.0).abs() < 1e-12);
         }
     }
 

@@ -8,10 +8,10 @@ use draftsmith_models::generate::FinishReason;
 use draftsmith_models::target::{KvCache, NewTokens};
 use draftsmith_models::weights::host_values;
 
-use super::{DecodeSettings, Decoder, Round, Sequence, SequenceRecord, TimeSplit, top_two};
+use super::{DecodeSettings, Decoder, Round, Sequence, SequenceRecord, TimeSplit};
 use crate::error::EvalError;
-use crate::propose::{DraftRule, DraftToken, ProposeRow, Proposer};
-use crate::verify::{Coins, RowToVerify};
+use crate::propose::{DraftChoice, DraftRule, DraftToken, ProposeRow, Proposer};
+use crate::verify::{Coins, RowToVerify, TopTwo};
 
 /// Decodes `sequences` together; `report` gets (new tokens, newly finished) after each step.
 pub(super) fn decode_batch(
@@ -47,7 +47,7 @@ struct Row {
     /// Prompt and continuation.
     ids: Vec<u32>,
     rounds: Vec<Round>,
-    top_two: Vec<super::TopTwo>,
+    top_two: Vec<TopTwo>,
 }
 
 impl Row {
@@ -187,6 +187,7 @@ impl<'a, 'p> Batch<'a, 'p> {
             .collect();
         let rule = DraftRule {
             sampling: settings.sampling,
+            choice: self.decoder.rule.draft_choice(),
             seed: settings.seed,
         };
         let mut drafts = self.proposer.propose(&rows, &rule)?;
@@ -241,13 +242,16 @@ impl<'a, 'p> Batch<'a, 'p> {
             logits,
             vocab_size: self.decoder.target.spec().vocab_size,
             sampling: &settings.sampling,
-            coins: Coins {
-                seed: settings.seed,
-                stream: row.stream,
-            },
             position: row.ids.len(),
         };
-        let verdict = self.decoder.rule.verify(&to_verify);
+        let rule = self.decoder.rule;
+        let draws_each_round = rule.draft_choice() == DraftChoice::DrawnEachRound;
+        let mut coins = Coins {
+            seed: settings.seed,
+            stream: row.stream,
+            round: draws_each_round.then_some(row.ids.len()),
+        };
+        let verdict = rule.verify(&to_verify, &mut coins);
         let is_prefill = row.num_new() == 0;
         let before = row.ids.len();
         let accepted = &drafts[..verdict.accepted];
@@ -260,10 +264,8 @@ impl<'a, 'p> Batch<'a, 'p> {
             row.ids.push(verdict.next);
         }
         let committed = row.ids.len() - before;
-        if settings.sampling.is_greedy() {
-            let tops = (0..committed).filter_map(|entry| top_two(to_verify.logits_at(entry)));
-            row.top_two.extend(tops);
-        }
+        let own = |entry| rule.own_choice(&to_verify, entry, &mut coins);
+        row.top_two.extend((0..committed).filter_map(own));
         if !is_prefill {
             row.rounds.push(Round {
                 proposed: drafts.len(),

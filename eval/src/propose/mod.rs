@@ -46,7 +46,7 @@ pub enum DraftDistribution {
     /// Probabilities over a draft vocabulary; other target tokens have probability 0.
     Drawn {
         /// `[V_draft]`.
-        probabilities: Vec<f32>,
+        probabilities: Vec<f64>,
         /// Which target token each entry stands for.
         vocab: Arc<VocabMap>,
     },
@@ -70,7 +70,7 @@ impl DraftToken {
                 vocab,
             } => vocab
                 .to_draft(id)
-                .map_or(0.0, |draft| f64::from(probabilities[draft as usize])),
+                .map_or(0.0, |draft| probabilities[draft as usize]),
         }
     }
 }
@@ -86,11 +86,26 @@ pub struct ProposeRow<'a> {
     pub stream: u64,
 }
 
+/// How a verification rule wants its drafts to be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftChoice {
+    /// The most probable token.
+    MostProbable,
+    /// Drawn from the draft distribution; drafted again in a later round, a position draws the same number.
+    Drawn,
+    /// Drawn from the draft distribution, with new numbers in each round.
+    DrawnEachRound,
+    /// The largest probability under the noise that the target draws with too.
+    SharedNoise,
+}
+
 /// How drafts are drawn.
 #[derive(Clone, Copy, Debug)]
 pub struct DraftRule {
     /// Temperature and truncation, the same as the target's.
     pub sampling: Sampling,
+    /// How the verification rule wants them.
+    pub choice: DraftChoice,
     /// Seed of the run.
     pub seed: u64,
 }

@@ -2,7 +2,8 @@
 
 use draftsmith_models::sample::{Sampling, argmax};
 
-use super::{RowToVerify, Verdict, VerifyRule};
+use super::{Chance, RowToVerify, TopTwo, Verdict, VerifyRule, top_two};
+use crate::propose::DraftChoice;
 
 /// Accepts draft `x` iff `x = argmax p`; the text equals plain greedy decoding, up to numerical ties.
 #[derive(Clone, Copy, Debug)]
@@ -17,18 +18,24 @@ impl VerifyRule for Greedy {
         sampling.is_greedy()
     }
 
-    fn verify(&self, row: &RowToVerify<'_>) -> Verdict {
-        for (index, draft) in row.drafts.iter().enumerate() {
-            let best = argmax(row.logits_at(index)).unwrap_or(0) as u32;
-            if best != draft.id {
-                return Verdict {
-                    accepted: index,
-                    next: best,
-                };
-            }
-        }
-        let accepted = row.drafts.len();
-        let next = argmax(row.logits_at(accepted)).unwrap_or(0) as u32;
-        Verdict { accepted, next }
+    fn draft_choice(&self) -> DraftChoice {
+        DraftChoice::MostProbable
+    }
+
+    fn verify(&self, row: &RowToVerify<'_>, _chance: &mut dyn Chance) -> Verdict {
+        row.compare(|index| argmax(row.logits_at(index)).unwrap_or(0) as u32)
+    }
+
+    fn own_choice(
+        &self,
+        row: &RowToVerify<'_>,
+        index: usize,
+        _chance: &mut dyn Chance,
+    ) -> Option<TopTwo> {
+        top_two(row.logits_at(index), |first, second| first - second)
+    }
+
+    fn is_drafter_invariant(&self) -> bool {
+        true
     }
 }

@@ -1,47 +1,27 @@
 //! [`VerifyRule`]: which drafts become text, and which token the target adds.
 
+pub mod block;
+mod chance;
 pub mod greedy;
+pub mod gumbel;
 pub mod sampling;
+pub mod target_only;
+mod top_two;
 
 use std::fmt::Debug;
 
-use draftsmith_models::rng::{Purpose, Stream};
-use draftsmith_models::sample::{Sampling, argmax, draw};
+use draftsmith_models::sample::Sampling;
 
 use crate::error::EvalError;
-use crate::propose::DraftToken;
+use crate::propose::{DraftChoice, DraftToken};
 
+pub use block::BlockVerification;
+pub use chance::{Chance, Coins};
 pub use greedy::Greedy;
+pub use gumbel::GumbelCoupling;
 pub use sampling::SpeculativeSampling;
-
-/// Random numbers of one sequence: pure functions of (seed, sequence, absolute position, purpose).
-///
-/// A position may be drafted in several rounds, but its coin and its draw are looked at once only:
-/// a round that rejects an earlier draft never looks at later ones, and a round that looks settles
-/// the position.
-#[derive(Clone, Copy, Debug)]
-pub struct Coins {
-    /// Seed of the run.
-    pub seed: u64,
-    /// Stream of the sequence.
-    pub stream: u64,
-}
-
-impl Coins {
-    /// Accept or reject the draft for `position`; uniform in `[0, 1)`.
-    pub fn accept(&self, position: usize) -> f64 {
-        self.uniform(Purpose::Accept, position)
-    }
-
-    /// The draw of the target's own token for `position`; uniform in `[0, 1)`.
-    pub fn target(&self, position: usize) -> f64 {
-        self.uniform(Purpose::Target, position)
-    }
-
-    fn uniform(&self, purpose: Purpose, position: usize) -> f64 {
-        Stream::at(self.seed, purpose, self.stream, position as u64).uniform()
-    }
-}
+pub use target_only::TargetOnly;
+pub use top_two::{TopTwo, top_two};
 
 /// One sequence's drafts with the target's logits for them.
 #[derive(Clone, Copy, Debug)]
@@ -54,8 +34,6 @@ pub struct RowToVerify<'a> {
     pub vocab_size: usize,
     /// Temperature and truncation.
     pub sampling: &'a Sampling,
-    /// Random numbers of the sequence.
-    pub coins: Coins,
     /// Absolute position of the first draft.
     pub position: usize,
 }
@@ -66,14 +44,25 @@ impl<'a> RowToVerify<'a> {
         &self.logits[index * self.vocab_size..(index + 1) * self.vocab_size]
     }
 
-    /// The target's own token after `index` accepted drafts, drawn from its distribution there.
-    pub fn target_token(&self, index: usize) -> u32 {
-        let logits = self.logits_at(index);
-        if self.sampling.is_greedy() {
-            return argmax(logits).unwrap_or(0) as u32;
+    /// The target's distribution there after temperature and truncation, `[V]`.
+    pub fn probabilities(&self, index: usize) -> Vec<f64> {
+        self.sampling.probabilities(self.logits_at(index))
+    }
+
+    /// Accepts drafts as long as they are the token that the target takes for itself.
+    fn compare(&self, mut own_token: impl FnMut(usize) -> u32) -> Verdict {
+        for (index, draft) in self.drafts.iter().enumerate() {
+            let next = own_token(index);
+            if next != draft.id {
+                let accepted = index;
+                return Verdict { accepted, next };
+            }
         }
-        let probabilities = self.sampling.probabilities(logits);
-        draw(&probabilities, self.coins.target(self.position + index))
+        let accepted = self.drafts.len();
+        Verdict {
+            accepted,
+            next: own_token(accepted),
+        }
     }
 }
 
@@ -90,14 +79,41 @@ pub struct Verdict {
 pub trait VerifyRule: Debug + Send + Sync {
     /// Name in run files and reports.
     fn name(&self) -> &'static str;
+
     /// Whether the text has the target's own distribution under these settings.
     fn is_lossless(&self, sampling: &Sampling) -> bool;
+
+    /// How drafts must be chosen.
+    fn draft_choice(&self) -> DraftChoice;
+
     /// Accepts a prefix of the drafts and adds one token.
-    fn verify(&self, row: &RowToVerify<'_>) -> Verdict;
+    fn verify(&self, row: &RowToVerify<'_>, chance: &mut dyn Chance) -> Verdict;
+
+    /// The target's token after `index` drafts and its runner-up, for rules under which the text does not depend on
+    /// the drafts; text of such a rule can be compared token by token with plain decoding.
+    fn own_choice(
+        &self,
+        _row: &RowToVerify<'_>,
+        _index: usize,
+        _chance: &mut dyn Chance,
+    ) -> Option<TopTwo> {
+        None
+    }
+
+    /// Whether [`VerifyRule::own_choice`] has an answer.
+    fn is_drafter_invariant(&self) -> bool {
+        false
+    }
 }
 
 /// Every rule, in the order shown in messages.
-pub const RULES: &[&dyn VerifyRule] = &[&Greedy, &SpeculativeSampling];
+pub const RULES: &[&dyn VerifyRule] = &[
+    &Greedy,
+    &SpeculativeSampling,
+    &GumbelCoupling,
+    &TargetOnly,
+    &BlockVerification,
+];
 
 /// The rule of that name.
 ///

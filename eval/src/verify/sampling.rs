@@ -6,8 +6,8 @@
 
 use draftsmith_models::sample::Sampling;
 
-use super::{RowToVerify, Verdict, VerifyRule};
-use crate::propose::{DraftDistribution, DraftToken};
+use super::{Chance, RowToVerify, Verdict, VerifyRule};
+use crate::propose::{DraftChoice, DraftDistribution, DraftToken};
 
 /// Speculative sampling for chains.
 #[derive(Clone, Copy, Debug)]
@@ -22,26 +22,30 @@ impl VerifyRule for SpeculativeSampling {
         true
     }
 
-    fn verify(&self, row: &RowToVerify<'_>) -> Verdict {
+    fn draft_choice(&self) -> DraftChoice {
+        DraftChoice::Drawn
+    }
+
+    fn verify(&self, row: &RowToVerify<'_>, chance: &mut dyn Chance) -> Verdict {
         for (index, draft) in row.drafts.iter().enumerate() {
-            let p = row.sampling.probabilities(row.logits_at(index));
+            let p = row.probabilities(index);
             let position = row.position + index;
-            let accept = accept_probability(
-                f64::from(p[draft.id as usize]),
-                draft.probability_of(draft.id),
-            );
-            if row.coins.accept(position) >= accept {
-                let weights = residual(&p, draft);
+            let accept = accept_probability(p[draft.id as usize], draft.probability_of(draft.id));
+            if !chance.accepts(position, accept) {
+                let mut weights = residual(&p, 1.0, draft);
+                if weights.iter().all(|&weight| weight <= 0.0) {
+                    weights = p; // `p` and `q` are equal as far as the numbers can tell
+                }
                 return Verdict {
                     accepted: index,
-                    next: draw_weighted(&weights, row.coins.target(position)),
+                    next: chance.picks(position, &weights),
                 };
             }
         }
         let accepted = row.drafts.len();
         Verdict {
             accepted,
-            next: row.target_token(accepted),
+            next: chance.picks(row.position + accepted, &row.probabilities(accepted)),
         }
     }
 }
@@ -51,12 +55,9 @@ pub fn accept_probability(p: f64, q: f64) -> f64 {
     if p >= q { 1.0 } else { p / q }
 }
 
-/// `(p - q)+` over the target's vocabulary `[V]`, not normalised.
-///
-/// When rounding leaves nothing, `p` itself is returned: then `p` and `q` are equal as far as the
-/// numbers can tell.
-pub fn residual(p: &[f32], draft: &DraftToken) -> Vec<f64> {
-    let mut weights: Vec<f64> = p.iter().map(|&x| f64::from(x)).collect();
+/// `(scale p - q)+` over the target's vocabulary `[V]`, not normalised.
+pub fn residual(p: &[f64], scale: f64, draft: &DraftToken) -> Vec<f64> {
+    let mut weights: Vec<f64> = p.iter().map(|p| scale * p).collect();
     let mut subtract = |id: u32, q: f64| {
         let weight = &mut weights[id as usize];
         *weight = (*weight - q).max(0.0);
@@ -68,29 +69,9 @@ pub fn residual(p: &[f32], draft: &DraftToken) -> Vec<f64> {
             vocab,
         } => {
             for (&id, &q) in vocab.target_ids().iter().zip(probabilities) {
-                subtract(id, f64::from(q));
+                subtract(id, q);
             }
         }
     }
-    if weights.iter().any(|&weight| weight > 0.0) {
-        return weights;
-    }
-    p.iter().map(|&x| f64::from(x)).collect()
-}
-
-/// The index at cumulative weight `uniform` in `[0, 1)`; never one of weight zero.
-fn draw_weighted(weights: &[f64], uniform: f64) -> u32 {
-    let total: f64 = weights.iter().sum();
-    let mut left = uniform * total;
-    let mut last_possible = 0;
-    for (id, &weight) in weights.iter().enumerate() {
-        if weight > 0.0 {
-            last_possible = id;
-            left -= weight;
-            if left < 0.0 {
-                return id as u32;
-            }
-        }
-    }
-    last_possible as u32
+    weights
 }

@@ -2,11 +2,14 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod cache;
+mod enumeration;
 mod exactness;
 #[path = "../../../models/tests/shared/families.rs"]
 mod families;
 mod greedy;
+mod invariant;
 mod sampling_law;
 mod stop_tokens;
 mod suites;
+mod tables;
 mod tiny;

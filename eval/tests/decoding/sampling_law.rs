@@ -1,192 +1,44 @@
-//! Speculative sampling leaves the target's distribution unchanged, whatever the drafter does.
-
-use std::sync::Arc;
+//! Every rule leaves the target's distribution unchanged, whatever the drafter does.
 
 use draftsmith_eval::decode::{DecodeSettings, Sequence};
-use draftsmith_eval::propose::{DraftDistribution, DraftToken, DrafterProposer};
-use draftsmith_eval::verify::sampling::{accept_probability, residual};
-use draftsmith_eval::verify::{Coins, RowToVerify, SpeculativeSampling, VerifyRule};
+use draftsmith_eval::propose::{DraftChoice, DrafterProposer};
+use draftsmith_eval::verify::{Chance, Coins, RULES, SpeculativeSampling, VerifyRule};
 use draftsmith_models::batch::StateSpec;
-use draftsmith_models::rng::{Purpose, Stream};
+use draftsmith_models::gumbel::NoiseAt;
 use draftsmith_models::sample::{Sampling, draw};
 use draftsmith_models::target::TargetModel;
-use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::host_values;
 
+use crate::tables::{LENGTH, TOKENS, World, by_coin, code};
 use crate::tiny::{VOCAB, drafter, reduced_vocab, run, settings, target};
 
-const TOKENS: usize = 4;
-const DEPTH: usize = 3;
-type Table = Vec<Vec<f32>>;
-
-/// A distribution for every previous token, in multiples of 1/64: exact in f32. Some entries are 0.
-fn table(seed: u64, width: usize) -> Table {
-    let mut stream = Stream::new(seed, Purpose::Check, 2);
-    let row = |_| {
-        let mut counts = vec![0_u32; width];
-        for _ in 0..64 {
-            // The square prefers small tokens, so that the rows are uneven.
-            let x = stream.uniform();
-            counts[((x * x) * width as f64) as usize] += 1;
-        }
-        counts.iter().map(|&count| count as f32 / 64.0).collect()
-    };
-    (0..TOKENS).map(row).collect()
-}
-
-fn drafted(id: u32, row: &[f32], vocab: &Arc<VocabMap>) -> DraftToken {
-    DraftToken {
-        id,
-        distribution: DraftDistribution::Drawn {
-            probabilities: row.to_vec(),
-            vocab: Arc::clone(vocab),
-        },
-    }
-}
-
-fn target_law(p: &Table, text: [usize; DEPTH]) -> f64 {
-    let mut previous = 0;
-    let mut law = 1.0;
-    for token in text {
-        law *= f64::from(p[previous][token]);
-        previous = token;
-    }
-    law
-}
-
-/// Law of the first three tokens of decoding with up to `gamma` drafts a round, by enumeration of drafts
-/// and coins; `text` is what was committed so far and `law` its probability.
-fn enumerate(
-    tables: (&Table, &Table, &Arc<VocabMap>),
-    gamma: usize,
-    text: &[usize],
-    law: f64,
-    out: &mut [f64],
-) {
-    if text.len() >= DEPTH {
-        out[code(&text[..DEPTH])] += law;
-        return;
-    }
-    // Prefixes of the round that were accepted so far, with their probability.
-    let (p, q, vocab) = tables;
-    let mut open = vec![(text.to_vec(), law)];
-    for _ in 0..gamma {
-        let mut next = Vec::new();
-        for (prefix, law) in open {
-            let previous = prefix.last().copied().unwrap_or(0);
-            for (index, &mass) in q[previous]
-                .iter()
-                .enumerate()
-                .filter(|(_, mass)| **mass > 0.0)
-            {
-                let id = vocab.to_target(index as u32);
-                let draft = drafted(id, &q[previous], vocab);
-                let here = law * f64::from(mass);
-                let p_here = f64::from(p[previous][id as usize]);
-                let accept = accept_probability(p_here, draft.probability_of(id));
-                next.push(([prefix.as_slice(), &[id as usize]].concat(), here * accept));
-                let weights = residual(&p[previous], &draft);
-                let total: f64 = weights.iter().sum();
-                for (token, weight) in weights.iter().enumerate() {
-                    let law = here * (1.0 - accept) * weight / total;
-                    if law > 0.0 {
-                        let text = [prefix.as_slice(), &[token]].concat();
-                        enumerate(tables, gamma, &text, law, out);
-                    }
-                }
-            }
-        }
-        open = next;
-    }
-    for (prefix, law) in open {
-        let previous = prefix.last().copied().unwrap_or(0);
-        for (token, &share) in p[previous].iter().enumerate() {
-            let bonus = law * f64::from(share);
-            if bonus > 0.0 {
-                let text = [prefix.as_slice(), &[token]].concat();
-                enumerate(tables, gamma, &text, bonus, out);
-            }
-        }
-    }
-}
-
-fn code(text: &[usize]) -> usize {
-    text.iter().fold(0, |code, token| code * TOKENS + token)
-}
-
-fn all_texts() -> impl Iterator<Item = [usize; DEPTH]> {
-    (0..TOKENS.pow(DEPTH as u32)).map(|code| {
-        [
-            code / (TOKENS * TOKENS),
-            code / TOKENS % TOKENS,
-            code % TOKENS,
-        ]
-    })
-}
-
-/// Red under: `residual` returning `p`, and under `accept_probability` returning `p / (p + q)`.
-#[test]
-fn the_joint_law_equals_the_targets_by_enumeration() {
-    for seed in 0..6 {
-        let p = table(seed, TOKENS);
-        for ids in [vec![0, 1, 2, 3], vec![0, 2, 3], vec![1]] {
-            let vocab = Arc::new(VocabMap::new(ids, TOKENS).unwrap());
-            let q = table(seed + 100, vocab.len());
-            for gamma in 1..=3 {
-                let mut law = vec![0.0; TOKENS.pow(DEPTH as u32)];
-                enumerate((&p, &q, &vocab), gamma, &[], 1.0, &mut law);
-                for text in all_texts() {
-                    let expected = target_law(&p, text);
-                    // Sums of a few thousand f64 products of numbers exact in f32.
-                    assert!((law[code(&text)] - expected).abs() < 1e-9);
-                }
-            }
-        }
-    }
-}
-
-/// Decodes three tokens with the rule and its random numbers, from tables instead of models.
-fn decode_tables(
-    p: &Table,
-    q: &Table,
-    vocab: &Arc<VocabMap>,
-    sampling: &Sampling,
-    stream: u64,
-) -> usize {
+/// Decodes three tokens under a rule with its random numbers, from tables instead of models.
+fn decode_tables(world: &World, rule: &dyn VerifyRule, stream: u64) -> usize {
     let seed = 4;
-    let logits = |row: &[f32]| -> Vec<f32> { row.iter().map(|x| (x + 1e-3).ln()).collect() };
     let mut text: Vec<usize> = Vec::new();
-    while text.len() < DEPTH {
-        let position = text.len();
-        let mut previous = text.last().copied().unwrap_or(0);
-        let mut drafts = Vec::new();
-        let mut scores = logits(&p[previous]);
-        for depth in 0..2 {
-            let own = sampling.probabilities(&logits(&q[previous]));
-            let index = (position + depth) as u64;
-            let coin = Stream::at(seed, Purpose::Draft, stream, index).uniform();
-            let id = vocab.to_target(draw(&own, coin));
-            drafts.push(drafted(id, &own, vocab));
-            previous = id as usize;
-            scores.extend(logits(&p[previous]));
-        }
-        let row = RowToVerify {
-            drafts: &drafts,
-            logits: &scores,
-            vocab_size: TOKENS,
-            sampling,
-            coins: Coins { seed, stream },
-            position,
+    while text.len() < LENGTH {
+        let first = text.len();
+        let choice = rule.draft_choice();
+        let mut coins = Coins {
+            seed,
+            stream,
+            round: (choice == DraftChoice::DrawnEachRound).then_some(first),
         };
-        let verdict = SpeculativeSampling.verify(&row);
-        text.extend(
-            drafts[..verdict.accepted]
-                .iter()
-                .map(|draft| draft.id as usize),
-        );
-        text.push(verdict.next as usize);
+        let mut last = text.last().copied().unwrap_or(0);
+        let mut drafts = Vec::new();
+        for position in first..first + 2 {
+            let at = NoiseAt {
+                seed,
+                stream,
+                position,
+            };
+            let draft = world.draft(last, choice, at, by_coin(coins.draft(position)));
+            last = draft.id as usize;
+            drafts.push(draft);
+        }
+        text.extend(world.verified(rule, &text, &drafts, &mut coins));
     }
-    code(&text[..DEPTH])
+    code(&text)
 }
 
 /// Upper 1 % point of chi-square (Wilson and Hilferty 1931).
@@ -220,40 +72,88 @@ fn chi_square(counts: &[f64], law: &[f64]) -> (f64, f64) {
     (statistic, chi_square_limit(cells - 1.0))
 }
 
+fn worlds() -> Vec<World> {
+    let vocabs: [&[u32]; 2] = [&[0, 1, 2, 3], &[0, 2, 3]];
+    let cases = [
+        (vocabs[0], 1.0, 1.0),
+        (vocabs[0], 0.5, 0.9),
+        (vocabs[1], 1.0, 0.8),
+        (vocabs[1], 0.5, 1.0),
+    ];
+    cases
+        .into_iter()
+        .map(|(ids, temperature, top_p)| World {
+            sampling: Sampling {
+                temperature,
+                top_p,
+                ..Sampling::default()
+            },
+            ..World::new(1, ids)
+        })
+        .collect()
+}
+
+/// Chi-square of drawn texts against the target's law, and its limit.
+fn distance(world: &World, decode: impl Fn(u64) -> usize) -> (f64, f64) {
+    let mut counts = vec![0.0; TOKENS.pow(LENGTH as u32)];
+    for stream in 0..50_000 {
+        counts[decode(stream)] += 1.0;
+    }
+    chi_square(&counts, &world.target_law())
+}
+
+/// Red under: `round` of `Coins` always `None`, for the block rule.
 #[test]
 fn drawn_texts_follow_the_targets_law_at_all_temperatures_and_truncations() {
-    let vocabs = [vec![0, 1, 2, 3], vec![0, 2, 3]];
-    for (ids, temperature, top_p) in [
-        (&vocabs[0], 1.0, 1.0),
-        (&vocabs[0], 0.5, 0.9),
-        (&vocabs[1], 1.0, 0.8),
-        (&vocabs[1], 0.5, 1.0),
-    ] {
-        let vocab = Arc::new(VocabMap::new(ids.clone(), TOKENS).unwrap());
-        let (p, q) = (table(1, TOKENS), table(2, vocab.len()));
-        let sampling = Sampling {
-            temperature,
-            top_p,
-            ..Sampling::default()
-        };
-        let runs = 50_000;
-        let mut counts = vec![0.0; TOKENS.pow(DEPTH as u32)];
-        for stream in 0..runs {
-            counts[decode_tables(&p, &q, &vocab, &sampling, stream)] += 1.0;
+    let sampled = RULES.iter().filter(|rule| rule.name() != "greedy");
+    for rule in sampled {
+        for world in worlds() {
+            let (statistic, limit) =
+                distance(&world, |stream| decode_tables(&world, *rule, stream));
+            assert!(statistic < limit, "{}: {statistic} {limit}", rule.name());
         }
-        let truncated: Table = p
-            .iter()
-            .map(|row| {
-                let logits: Vec<f32> = row.iter().map(|x| (x + 1e-3).ln()).collect();
-                sampling.probabilities(&logits)
-            })
-            .collect();
-        let law: Vec<f64> = all_texts()
-            .map(|text| target_law(&truncated, text))
-            .collect();
-        let (statistic, limit) = chi_square(&counts, &law);
-        assert!(statistic < limit, "{statistic} {limit}");
     }
+}
+
+/// Coins of which those that draw a replacement are those that drew the draft.
+#[derive(Debug)]
+struct Reused(Coins);
+
+impl Chance for Reused {
+    fn accepts(&mut self, position: usize, probability: f64) -> bool {
+        self.0.accepts(position, probability)
+    }
+
+    fn picks(&mut self, position: usize, weights: &[f64]) -> u32 {
+        draw(weights, self.0.draft(position))
+    }
+
+    fn noise(&mut self, position: usize, vocab_size: usize) -> Vec<f64> {
+        self.0.noise(position, vocab_size)
+    }
+}
+
+#[test]
+fn noise_used_for_a_draft_and_again_for_its_replacement_is_caught() {
+    let world = World::new(1, &[0, 1, 2, 3]);
+    let decode = |stream| {
+        let coins = Coins {
+            seed: 4,
+            stream,
+            round: None,
+        };
+        let mut text = Vec::new();
+        while text.len() < LENGTH {
+            let last = text.last().copied().unwrap_or(0);
+            let position = text.len();
+            let draft = world.drawn(last, by_coin(coins.draft(position))(&world.drafter(last)));
+            let rule = &SpeculativeSampling;
+            text.extend(world.verified(rule, &text, &[draft], &mut Reused(coins)));
+        }
+        code(&text)
+    };
+    let (statistic, limit) = distance(&world, decode);
+    assert!(statistic > 2.0 * limit, "{statistic} {limit}");
 }
 
 /// Law of the second and third new token of the target itself.
@@ -269,10 +169,7 @@ fn model_law(target: &TargetModel, prompt: &[u32]) -> Vec<f64> {
         let last = hidden.narrow(1, len - 1, 1).reshape([num as i32, -1]);
         let logits = host_values(&target.ends().logits(last));
         let probabilities = |row: &[f32]| Sampling::default().probabilities(row);
-        logits
-            .chunks(VOCAB)
-            .map(|row| probabilities(row).into_iter().map(f64::from).collect())
-            .collect()
+        logits.chunks(VOCAB).map(probabilities).collect()
     };
     let extend = |tail: Vec<u32>| [prompt, tail.as_slice()].concat();
     let tokens = || 0..VOCAB as u32;

@@ -136,8 +136,19 @@ pub(crate) fn settings(temperature: f64, batch_rows: usize) -> DecodeSettings {
     }
 }
 
-/// Decodes with the rule for the settings' temperature.
+/// Decodes greedily at temperature 0, else by speculative sampling.
 pub(crate) fn run(
+    target: &TargetModel,
+    proposer: &mut dyn Proposer,
+    sequences: &[Sequence],
+    settings: &DecodeSettings,
+) -> DecodeOutput {
+    run_by("sampling", target, proposer, sequences, settings)
+}
+
+/// Decodes greedily at temperature 0, else by the rule of that name.
+pub(crate) fn run_by(
+    rule: &str,
     target: &TargetModel,
     proposer: &mut dyn Proposer,
     sequences: &[Sequence],
@@ -145,7 +156,7 @@ pub(crate) fn run(
 ) -> DecodeOutput {
     let decoder = Decoder {
         target,
-        rule: verify::for_sampling("sampling", &settings.sampling).unwrap(),
+        rule: verify::for_sampling(rule, &settings.sampling).unwrap(),
         settings,
     };
     decode(&decoder, proposer, sequences, &mut |_| true).unwrap()
