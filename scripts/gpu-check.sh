@@ -3,15 +3,14 @@
 #
 #   scripts/gpu-check.sh [BINARY] [OUTPUT FOLDER]
 #
-# The binary is built elsewhere, without a card or a CUDA toolkit, and stripped:
-#   CUDARC_CUDA_VERSION=13000 cargo build --release --features cuda -p draftsmith
-#   strip target/release/draftsmith
+# The binary is built elsewhere, without a card or a CUDA toolkit:
+#   CUDARC_CUDA_VERSION=13000 cargo build --profile cuda --features cuda -p draftsmith
 # Checked: the card is found, NVRTC compiles kernels, loss and every gradient agree with the processor
 # (`doctor`), 20 training steps of the quick start run, and the drafter's tau is measured on the card.
 # Results: OUTPUT/{doctor.json, run/}, and the last line of the output, which is PASSED or FAILED.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-binary="${1:-target/release/draftsmith}"
+binary="${1:-target/cuda/draftsmith}"
 out="${2:-${OUT:-runs/gpu-check}}"
 limit_mb=60
 mkdir -p "$out"
