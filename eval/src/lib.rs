@@ -11,6 +11,7 @@ pub mod decode;
 pub mod error;
 pub mod exact;
 pub mod lossless;
+mod produced;
 pub mod propose;
 pub mod report;
 pub mod round_dp;

@@ -12,11 +12,11 @@ use crate::bootstrap::Interval;
 use crate::config::EvalConfig;
 use crate::decode::TimeSplit;
 use crate::error::EvalError;
-use crate::exact::ExactReport;
+use crate::exact::{ExactReport, ExactTau};
 use crate::lossless::LosslessCheck;
 
 /// Version of `report.json`; readers refuse others.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// The whole report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -98,6 +98,12 @@ pub struct Entry {
     pub tau: f64,
     /// 95 % bootstrap interval of `tau` over prompts.
     pub tau_interval: Option<Interval>,
+    /// The exact evaluator on the text that was produced, for trained drafters under a rule that judges each draft by
+    /// itself: the same figure without the noise of coins.
+    pub exact: Option<ExactTau>,
+    /// Rounds of decoding less those that the exact evaluator expects for this text, over the standard deviation that
+    /// the coins leave; standard normal if both are right. Absent where no coin is thrown.
+    pub rounds_z: Option<f64>,
     /// Mean over prompts of each prompt's own tau.
     pub tau_mean_of_prompts: Option<f64>,
     /// The length serving engines print: 1 + accepted / rounds with a draft.
@@ -114,7 +120,7 @@ pub struct Entry {
     pub speed_up: Option<f64>,
     /// Where the time went, in seconds.
     pub time: TimeSplit,
-    /// Comparison with plain decoding; greedy only.
+    /// Comparison with plain decoding, under rules whose text does not depend on the drafts.
     pub lossless: Option<LosslessCheck>,
 }
 

@@ -12,7 +12,9 @@ use crate::decode::{
     check_sequences, decode,
 };
 use crate::error::EvalError;
+use crate::exact::{Candidate, ExactTau};
 use crate::lossless::compare_text;
+use crate::produced::Decoded;
 use crate::propose::{DrafterProposer, NoProposer, PromptLookup, Proposer};
 use crate::report::Entry;
 use crate::verify::{self, VerifyRule};
@@ -130,19 +132,21 @@ impl<'a> SuiteRun<'a> {
     }
 
     /// Everything that drafts: prompt lookup when asked for, then the trained drafters.
-    fn proposers(&self) -> Vec<Box<dyn Proposer + 'a>> {
-        let mut proposers: Vec<Box<dyn Proposer + 'a>> = Vec::new();
+    fn proposers(&self) -> Vec<(Box<dyn Proposer + 'a>, Option<Candidate<'a>>)> {
+        let mut proposers: Vec<(Box<dyn Proposer + 'a>, Option<Candidate<'a>>)> = Vec::new();
         if self.config.has_baseline("prompt_lookup") {
-            proposers.push(Box::new(PromptLookup::new(self.config.lookup())));
+            let lookup = PromptLookup::new(self.config.lookup());
+            proposers.push((Box::new(lookup), None));
         }
         for named in self.drafters {
-            let ends = self.target.ends();
-            proposers.push(Box::new(DrafterProposer::new(
-                named.name.clone(),
-                named.drafter,
-                ends,
-                named.vocab,
-            )));
+            let candidate = Candidate {
+                drafter: named.drafter,
+                ends: self.target.ends(),
+                vocab: named.vocab,
+            };
+            let name = named.name.clone();
+            let proposer = DrafterProposer::new(name, named.drafter, candidate.ends, named.vocab);
+            proposers.push((Box::new(proposer), Some(candidate)));
         }
         proposers
     }
@@ -185,10 +189,16 @@ impl Runner<'_, '_> {
             }
             plain = Some(output);
         }
-        for mut proposer in input.proposers() {
+        for (mut proposer, candidate) in input.proposers() {
             let settings = input.settings(temperature, input.config.gamma);
             let output = self.decode(suite, &settings, proposer.as_mut())?;
             let mut entry = self.entry(suite, &settings, proposer.name(), &output)?;
+            if let Some(candidate) = candidate {
+                let exact = self.exact(suite, &settings, candidate, &output)?;
+                let rounds = entry.counts.rounds as f64;
+                entry.rounds_z = exact.and_then(|exact| exact.z(rounds));
+                entry.exact = exact;
+            }
             if let Some(plain) = &plain {
                 let plain_speed = speed(plain);
                 entry.speed_up = (plain_speed > 0.0).then(|| entry.tokens_per_second / plain_speed);
@@ -234,6 +244,43 @@ impl Runner<'_, '_> {
         Ok(output)
     }
 
+    /// What the exact evaluator expects on the text that a drafter helped to produce.
+    fn exact(
+        &mut self,
+        suite: &Suite,
+        settings: &DecodeSettings,
+        candidate: Candidate<'_>,
+        output: &DecodeOutput,
+    ) -> Result<Option<ExactTau>, EvalError> {
+        let input = self.input;
+        let decoded = Decoded {
+            target: input.target,
+            rule: input.rule(settings.sampling.temperature)?,
+            sampling: settings.sampling,
+            gamma: settings.gamma,
+            seed: settings.seed,
+            resamples: RESAMPLES,
+        };
+        let decodes = input.suites.len() * input.decodes_per_suite();
+        let total = suite.prompts.len();
+        let at = RunProgress {
+            suite: &suite.name,
+            temperature: settings.sampling.temperature,
+            proposer: "exact evaluation",
+            decodes_done: self.decodes_done - 1, // it belongs to the decode before
+            decodes,
+            sequences_done: self.sequences_done,
+            decode: DecodeProgress {
+                tokens: 0,
+                finished: 0,
+                total,
+            },
+        };
+        decoded.exact(candidate, &suite.prompts, &output.records, &mut || {
+            (self.progress)(&at)
+        })
+    }
+
     fn entry(
         &self,
         suite: &Suite,
@@ -253,6 +300,8 @@ impl Runner<'_, '_> {
             batch_rows: settings.batch_rows,
             tau: counts.tau(),
             tau_interval: ratio_interval(&pairs, RESAMPLES, settings.seed),
+            exact: None,
+            rounds_z: None,
             tau_mean_of_prompts: mean_tau_of_sequences(&output.records),
             engine_length: counts.engine_length(),
             acceptance_by_depth: counts.acceptance_by_depth(),

@@ -19,16 +19,17 @@ pub fn render(report: &Report) -> String {
 
 fn exact_line(exact: &ExactEntry) -> String {
     format!(
-        "exact tau of `{}` on {} text, temperature {}: {:.3}",
+        "exact tau of `{}` on {} text, {} at temperature {}: {:.3}",
         exact.drafter,
         exact.text,
-        exact.report.temperature,
+        exact.report.rule,
+        exact.report.sampling.temperature,
         exact.report.tau()
     )
 }
 
 fn header() -> Vec<String> {
-    let mut names = vec!["suite", "T", "proposer", "tau", "95 %"];
+    let mut names = vec!["suite", "T", "proposer", "tau", "95 %", "exact"];
     let depths: Vec<String> = (0..SHOWN_DEPTHS).map(|d| format!("accept {d}")).collect();
     names.extend(depths.iter().map(String::as_str));
     names.extend(["tok/s", "speed-up"]);
@@ -45,6 +46,7 @@ fn cells(entry: &Entry) -> Vec<String> {
         entry.proposer.clone(),
         format!("{:.2}", entry.tau),
         interval,
+        optional(entry.exact.map(|exact| exact.tau), 2),
     ];
     let depth = |d: usize| entry.acceptance_by_depth.get(d).copied().flatten();
     cells.extend((0..SHOWN_DEPTHS).map(|d| optional(depth(d), 2)));

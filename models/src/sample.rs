@@ -138,7 +138,7 @@ impl Sampling {
 }
 
 /// Index of the first largest value; `None` for an empty row.
-pub fn argmax(values: &[f32]) -> Option<usize> {
+pub fn argmax<T: PartialOrd>(values: &[T]) -> Option<usize> {
     let mut best: Option<usize> = None;
     for (index, value) in values.iter().enumerate() {
         if best.is_none_or(|b| *value > values[b]) {

@@ -108,6 +108,7 @@ fn measure(session: &Session, input: &SuiteRun<'_>) -> anyhow::Result<Vec<Entry>
 fn exact_entries(session: &Session, loaded: &[Loaded]) -> anyhow::Result<Vec<ExactEntry>> {
     let dataset = super::dataset(session)?;
     let validation = super::split(session, &dataset).validation;
+    let rule = &session.run_file().eval.rule;
     let mut entries = Vec::new();
     for drafter in &session.run_file().drafter.0 {
         let trained = loaded.iter().find(|one| one.name == drafter.family());
@@ -119,7 +120,7 @@ fn exact_entries(session: &Session, loaded: &[Loaded]) -> anyhow::Result<Vec<Exa
             entries.push(ExactEntry {
                 drafter: trained.name.clone(),
                 text: "validation".to_owned(),
-                report: validator.report(&trained.drafter, RESAMPLES)?,
+                report: validator.report_of(rule, &trained.drafter, RESAMPLES)?,
             });
         }
     }

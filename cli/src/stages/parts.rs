@@ -6,9 +6,11 @@ use std::sync::Arc;
 use draftsmith_data::hidden::HiddenStateSource;
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::exact::{Candidate, ExactReport, ExactSettings, exact};
+use draftsmith_eval::verify::{self, Greedy, SpeculativeSampling, VerifyRule};
 use draftsmith_models::batch::TokenRow;
 use draftsmith_models::checkpoint::DrafterCard;
 use draftsmith_models::drafter::AnyDrafter;
+use draftsmith_models::sample::Sampling;
 use draftsmith_models::target::TargetEnds;
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_trainer::Summary;
@@ -50,7 +52,7 @@ impl<'a> ExactValidator<'a> {
             session.console().warn(&format!(
                 "validation at temperature {} reads text that was not drawn so, or nobody says how: its tau \
                  compares checkpoints but is not that of decoding; set `data.text_temperature`",
-                settings.temperature
+                settings.sampling.temperature
             ));
         }
         Ok(Some(Self {
@@ -63,13 +65,21 @@ impl<'a> ExactValidator<'a> {
     }
 }
 
-/// The rule is that of the text, because the evaluator is exact on text drawn as it decodes; of text
-/// drawn nobody knows how, that of the objective.
+/// Temperature and truncation are those of the text, because the evaluator is exact on text drawn as it decodes; of
+/// text drawn nobody knows how, the temperature of the objective. Checkpoints
+/// are compared under `sampling`, whatever rule a report measures.
 fn exact_settings(session: &Session, drafter: &DrafterRun) -> ExactSettings {
     let objective = session.run_file().objective_of(drafter);
     let text = super::regenerate::text_sampling(session);
+    let sampling = text.unwrap_or(Sampling::at(objective.temperature));
+    let rule: &dyn VerifyRule = if sampling.is_greedy() {
+        &Greedy
+    } else {
+        &SpeculativeSampling
+    };
     ExactSettings {
-        temperature: text.map_or(objective.temperature, |text| text.temperature),
+        rule,
+        sampling,
         text,
         chunk_positions: objective.chunk_positions,
         ..ExactSettings::default()
@@ -77,28 +87,48 @@ fn exact_settings(session: &Session, drafter: &DrafterRun) -> ExactSettings {
 }
 
 impl ExactValidator<'_> {
-    /// The whole report, with an interval from `resamples` resamples.
-    pub(super) fn report(
+    /// The whole report under the rule of that name, with an interval from `resamples` resamples. A rule that does not
+    /// judge each draft by itself is bounded from below by `sampling`, which is reported in its place.
+    pub(super) fn report_of(
         &self,
+        rule: &str,
         drafter: &AnyDrafter,
         resamples: usize,
+    ) -> Result<ExactReport, EvalError> {
+        let rule = verify::for_sampling(rule, &self.settings.sampling)?;
+        let settings = ExactSettings {
+            rule: if rule.realised().is_some() {
+                rule
+            } else {
+                &SpeculativeSampling
+            },
+            resamples,
+            ..self.settings
+        };
+        self.measure(drafter, &settings)
+    }
+
+    fn measure(
+        &self,
+        drafter: &AnyDrafter,
+        settings: &ExactSettings,
     ) -> Result<ExactReport, EvalError> {
         let candidate = Candidate {
             drafter,
             ends: self.ends,
             vocab: &self.vocab,
         };
-        let settings = ExactSettings {
-            resamples,
-            ..self.settings
-        };
-        exact(candidate, self.source.as_ref(), &self.rows, &settings)
+        exact(candidate, self.source.as_ref(), &self.rows, settings)
     }
 }
 
 impl Validator for ExactValidator<'_> {
     fn validate(&mut self, drafter: &AnyDrafter) -> Result<Validation, PartError> {
-        let report = self.report(drafter, 0).map_err(PartError::new)?;
+        let settings = ExactSettings {
+            resamples: 0,
+            ..self.settings
+        };
+        let report = self.measure(drafter, &settings).map_err(PartError::new)?;
         let taus = report
             .by_gamma
             .iter()

@@ -2,24 +2,27 @@
 //!
 //! On text the target generated, the probability that a draft is accepted *and* equals the text is known
 //! for every (anchor, depth); the round DP of [`crate::round_dp`] turns them into the expected number of
-//! rounds. The figure is exact (given equal numerics) when the text was generated under the measured
-//! rule: greedy text for `greedy`, text of the same temperature for `sampling`. It has no coin noise, so
+//! rounds. The figure is exact (given equal numerics) when the text was drawn as it is measured: greedy
+//! text for `greedy`, text of the same temperature and truncation for the others. It has no coin noise, so
 //! it needs far less text than decoding, and it needs no caches. Training validates with it.
 
-use burn::tensor::FloatDType;
+mod ratios;
+mod sums;
+
 use draftsmith_data::hidden::HiddenStateSource;
 use draftsmith_models::batch::{DraftBatch, TargetStates, TokenBatch, TokenRow};
 use draftsmith_models::drafter::AnyDrafter;
-use draftsmith_models::objective::{Objective, ObjectiveInput, SlotScores, Teacher};
+use draftsmith_models::objective::Teacher;
 use draftsmith_models::sample::Sampling;
-use draftsmith_models::slot::{Slot, batch_slots, is_valid};
+use draftsmith_models::slot::is_valid;
 use draftsmith_models::target::TargetEnds;
 use draftsmith_models::vocab::VocabMap;
 use serde::{Deserialize, Serialize};
 
-use crate::bootstrap::{Interval, ratio_interval};
+use self::sums::Sums;
+use crate::bootstrap::Interval;
 use crate::error::EvalError;
-use crate::round_dp::{DepthSums, expected_rounds};
+use crate::verify::{SpeculativeSampling, VerifyRule};
 
 /// The drafter under measurement.
 #[derive(Clone, Copy, Debug)]
@@ -33,11 +36,14 @@ pub struct Candidate<'a> {
 }
 
 /// Rule and sizes of an exact evaluation.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug)]
 pub struct ExactSettings {
-    /// 0 measures `greedy`, anything else `sampling` at this temperature.
-    pub temperature: f64,
+    /// The rule by which drafts are verified; one that judges each draft by itself.
+    pub rule: &'static dyn VerifyRule,
+    /// Temperature and truncation of target and drafter.
+    pub sampling: Sampling,
+    /// Drafts a round, at most; unset means the depths the drafter was trained for.
+    pub depths: Option<usize>,
     /// How the target drew the text; unset where nobody knows.
     pub text: Option<Sampling>,
     /// Rows processed together.
@@ -53,7 +59,9 @@ pub struct ExactSettings {
 impl Default for ExactSettings {
     fn default() -> Self {
         Self {
-            temperature: 1.0,
+            rule: &SpeculativeSampling,
+            sampling: Sampling::default(),
+            depths: None,
             text: Some(Sampling::default()),
             batch_rows: 4,
             chunk_positions: 256,
@@ -64,9 +72,9 @@ impl Default for ExactSettings {
 }
 
 impl ExactSettings {
-    /// Whether the text was drawn at the temperature of the rule and without truncation.
+    /// Whether the text was drawn at the temperature and with the truncation of the decoding that is measured.
     pub fn text_matches_rule(&self) -> bool {
-        self.text == Some(Sampling::at(self.temperature))
+        self.text == Some(self.sampling)
     }
 }
 
@@ -74,10 +82,10 @@ impl ExactSettings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExactReport {
-    /// `greedy` or `sampling`.
+    /// Verification rule.
     pub rule: String,
-    /// Temperature of the measured decoding.
-    pub temperature: f64,
+    /// Temperature and truncation of the measured decoding.
+    pub sampling: Sampling,
     /// How the text was drawn; unset where nobody knows.
     pub text: Option<Sampling>,
     /// Whether the text was drawn as the rule decodes, so that the figures are those of real decoding.
@@ -108,9 +116,20 @@ pub struct ExactTau {
     pub interval: Option<Interval>,
     /// Expected rounds over all text.
     pub rounds: f64,
+    /// Variance of the rounds of decoding this very text; of the coins alone, not of the text.
+    pub rounds_variance: f64,
     /// Mean tokens of a round over uniformly chosen anchors, as other trainers log it; not the tau of
     /// decoding, because rounds restart after failures and so dwell in hard text.
     pub uniform_anchor_tau: f64,
+}
+
+impl ExactTau {
+    /// How far `rounds` of decoding the same text lie from what is expected, in standard deviations of the coins;
+    /// `None` where no coin is thrown.
+    pub fn z(&self, rounds: f64) -> Option<f64> {
+        let deviation = self.rounds_variance.sqrt();
+        (deviation > 1e-9).then(|| (rounds - self.rounds) / deviation)
+    }
 }
 
 impl ExactReport {
@@ -159,8 +178,21 @@ pub fn exact_with(
     settings: &ExactSettings,
     mut states: impl FnMut(&TokenBatch) -> Result<TargetStates, EvalError>,
 ) -> Result<ExactReport, EvalError> {
+    if settings.rule.realised().is_none() {
+        return Err(EvalError::setting(
+            format!(
+                "the verification rule `{}` has no exact evaluation: it judges the drafts of a round together",
+                settings.rule.name()
+            ),
+            "`sampling` bounds it from below",
+        ));
+    }
     let teacher = Teacher::new(candidate.ends, candidate.vocab);
-    let mut sums = Sums::new(candidate.drafter.num_depths());
+    let depths = settings
+        .depths
+        .unwrap_or(candidate.drafter.num_depths())
+        .min(candidate.drafter.max_depths().unwrap_or(usize::MAX));
+    let mut sums = Sums::new(depths);
     let measurable: Vec<&TokenRow> = rows.iter().filter(|row| has_round(row)).collect();
     for chunk in measurable.chunks(settings.batch_rows.max(1)) {
         let tokens = TokenBatch {
@@ -170,10 +202,12 @@ pub fn exact_with(
             states: states(&tokens)?,
             tokens,
         };
-        let (slots, scores) = score(candidate.drafter, &teacher, &batch, settings);
-        sums.add_batch(&batch, &slots, &scores, settings)?;
+        let table = ratios::of_batch(candidate.drafter, &teacher, &batch, depths, settings)?;
+        for (row, anchors) in batch.tokens.rows.iter().zip(&table) {
+            sums.add_row(row, anchors);
+        }
     }
-    if sums.rows.is_empty() {
+    if sums.is_empty() {
         return Err(EvalError::NothingToMeasure {
             num_rows: rows.len(),
         });
@@ -183,238 +217,4 @@ pub fn exact_with(
 
 fn has_round(row: &TokenRow) -> bool {
     (1..row.len()).any(|anchor| is_valid(&row.turns, anchor, 0))
-}
-
-fn score(
-    drafter: &AnyDrafter,
-    teacher: &Teacher<'_>,
-    batch: &DraftBatch,
-    settings: &ExactSettings,
-) -> (Vec<Slot>, SlotScores) {
-    // Greedy acceptance reads argmaxes only, which no temperature moves.
-    let temperature = if settings.temperature == 0.0 {
-        1.0
-    } else {
-        settings.temperature
-    };
-    let mut all = (Vec::new(), SlotScores::default());
-    for slots in drafter.passes(batch_slots(&batch.tokens, drafter.num_depths())) {
-        let input = ObjectiveInput {
-            slots: &slots,
-            hidden: drafter.draft_slots(batch, &slots, teacher.ends, FloatDType::F32),
-            head: drafter.head(),
-            batch,
-            teacher: teacher.clone(),
-            head_gradient: None,
-        };
-        let chunk = settings.chunk_positions;
-        all.1.extend(Objective::score(&input, temperature, chunk));
-        all.0.extend(slots);
-    }
-    all
-}
-
-/// One slot: how likely its draft is accepted.
-#[derive(Clone, Copy, Debug, Default)]
-struct SlotRatio {
-    /// Accepted and equal to the text, given the text: `r`.
-    realised: f64,
-    /// Accepted, whatever the text: `alpha`.
-    marginal: f64,
-}
-
-impl SlotRatio {
-    /// `None` when the scores are not numbers.
-    fn new(scores: &SlotScores, index: usize, is_greedy: bool) -> Option<Self> {
-        // Argmaxes of rows that are not numbers would look like figures.
-        if is_greedy {
-            return scores.alpha[index].is_finite().then(|| Self {
-                realised: f64::from(u8::from(scores.argmax_is_token[index])),
-                marginal: f64::from(u8::from(scores.argmax_agrees[index])),
-            });
-        }
-        let log_ratio = f64::from(scores.log_q_token[index]) - f64::from(scores.log_p_token[index]);
-        let marginal = f64::from(scores.alpha[index]);
-        // A token outside the draft vocabulary has log q = -inf and is never accepted.
-        (!log_ratio.is_nan() && marginal.is_finite()).then(|| Self {
-            realised: log_ratio.exp().min(1.0),
-            marginal,
-        })
-    }
-}
-
-/// Tokens and expected rounds of one row, for each gamma.
-struct RowSums {
-    tokens: f64,
-    rounds: Vec<f64>,
-}
-
-struct Sums {
-    num_depths: usize,
-    rows: Vec<RowSums>,
-    num_turns: usize,
-    num_anchors: usize,
-    /// Sum over all anchors of the expected accepted drafts, for each gamma.
-    uniform_accepted: Vec<f64>,
-    depths: DepthSums,
-}
-
-impl Sums {
-    fn new(num_depths: usize) -> Self {
-        Self {
-            num_depths,
-            rows: Vec::new(),
-            num_turns: 0,
-            num_anchors: 0,
-            uniform_accepted: vec![0.0; num_depths],
-            depths: DepthSums::new(num_depths),
-        }
-    }
-
-    fn add_batch(
-        &mut self,
-        batch: &DraftBatch,
-        slots: &[Slot],
-        scores: &SlotScores,
-        settings: &ExactSettings,
-    ) -> Result<(), EvalError> {
-        let rows = &batch.tokens.rows;
-        let empty = |row: &TokenRow| vec![Vec::new(); row.len()];
-        let mut table: Vec<Vec<Vec<SlotRatio>>> = rows.iter().map(empty).collect();
-        for (index, slot) in slots.iter().enumerate() {
-            let ratio = SlotRatio::new(scores, index, settings.temperature == 0.0);
-            let ratio = ratio.ok_or_else(|| EvalError::NotFinite {
-                what: "the acceptance scores",
-                id: rows[slot.row].key.clone(),
-            })?;
-            let depths = &mut table[slot.row][slot.anchor];
-            depths.resize(depths.len().max(slot.depth + 1), SlotRatio::default());
-            depths[slot.depth] = ratio;
-        }
-        for (row, anchors) in rows.iter().zip(&table) {
-            self.add_row(row, anchors);
-        }
-        Ok(())
-    }
-
-    fn add_row(&mut self, row: &TokenRow, anchors: &[Vec<SlotRatio>]) {
-        let mut sums = RowSums {
-            tokens: 0.0,
-            rounds: vec![0.0; self.num_depths],
-        };
-        for turn in turns(&row.turns) {
-            let anchors = &anchors[turn];
-            let realised = |slots: &Vec<SlotRatio>| slots.iter().map(|s| s.realised).collect();
-            let ratios: Vec<Vec<f64>> = anchors.iter().map(realised).collect();
-            self.num_turns += 1;
-            self.num_anchors += anchors.len();
-            sums.tokens += anchors.len() as f64;
-            for (index, total) in sums.rounds.iter_mut().enumerate() {
-                *total += expected_rounds(&ratios, index + 1)[0];
-            }
-            self.depths.add(&ratios);
-            self.add_uniform(anchors);
-        }
-        self.rows.push(sums);
-    }
-
-    /// `S_k = r_1 .. r_{k-1} alpha_k` (theory: realised ratios, last factor averaged over the draft).
-    fn add_uniform(&mut self, anchors: &[Vec<SlotRatio>]) {
-        for slots in anchors {
-            let mut survival = 1.0;
-            let mut accepted = 0.0;
-            for (depth, total) in self.uniform_accepted.iter_mut().enumerate() {
-                if let Some(slot) = slots.get(depth) {
-                    accepted += survival * slot.marginal;
-                    survival *= slot.realised;
-                }
-                *total += accepted;
-            }
-        }
-    }
-
-    fn report(&self, settings: &ExactSettings) -> ExactReport {
-        let tokens: f64 = self.rows.iter().map(|row| row.tokens).sum();
-        let is_greedy = settings.temperature == 0.0;
-        let entry = |index: usize| {
-            let pairs: Vec<(f64, f64)> = self
-                .rows
-                .iter()
-                .map(|row| (row.tokens, row.rounds[index]))
-                .collect();
-            let rounds: f64 = pairs.iter().map(|(_, rounds)| rounds).sum();
-            ExactTau {
-                gamma: index + 1,
-                tau: tokens / rounds,
-                interval: ratio_interval(&pairs, settings.resamples, settings.seed),
-                rounds,
-                uniform_anchor_tau: 1.0 + self.uniform_accepted[index] / self.num_anchors as f64,
-            }
-        };
-        ExactReport {
-            rule: if is_greedy { "greedy" } else { "sampling" }.to_owned(),
-            temperature: settings.temperature,
-            text: settings.text,
-            text_matches_rule: settings.text_matches_rule(),
-            num_rows: self.rows.len(),
-            num_turns: self.num_turns,
-            num_tokens: tokens as usize,
-            by_gamma: (0..self.num_depths).map(entry).collect(),
-            acceptance_by_depth: shares(&self.depths.accepted, &self.depths.reached),
-            survival_by_depth: shares(&self.depths.accepted, &self.depths.proposed),
-        }
-    }
-}
-
-fn shares(numerators: &[f64], denominators: &[f64]) -> Vec<Option<f64>> {
-    numerators
-        .iter()
-        .zip(denominators)
-        .map(|(n, d)| (*d > 0.0).then(|| n / d))
-        .collect()
-}
-
-/// Ranges of anchors `s .. e`, one a turn `x_s ..= x_e` that has a round.
-fn turns(turns: &[u32]) -> Vec<std::ops::Range<usize>> {
-    let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
-    for anchor in 1..turns.len() {
-        if !is_valid(turns, anchor, 0) {
-            continue;
-        }
-        match ranges.last_mut() {
-            Some(range) if range.end == anchor && turns[anchor] == turns[anchor - 1] => {
-                range.end += 1;
-            }
-            _ => ranges.push(anchor..anchor + 1),
-        }
-    }
-    ranges
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn turns_are_runs_of_anchors() {
-        assert_eq!(turns(&[0, 0, 0, 1, 1, 1, 1, 0]), vec![3..6]);
-        assert_eq!(turns(&[0, 1, 1, 2, 2, 2]), vec![1..2, 3..5]);
-        assert_eq!(turns(&[1, 1, 0, 2, 0, 3, 3]), vec![5..6]);
-        assert!(turns(&[0, 1, 0]).is_empty());
-        assert!(turns(&[]).is_empty());
-    }
-
-    #[test]
-    fn a_token_outside_the_draft_vocabulary_is_never_accepted() {
-        let scores = SlotScores {
-            alpha: vec![0.7, 0.7],
-            log_p_token: vec![-1.0, -1.0],
-            log_q_token: vec![f32::NEG_INFINITY, f32::NAN],
-            argmax_agrees: vec![false; 2],
-            argmax_is_token: vec![false; 2],
-        };
-        let ratio = SlotRatio::new(&scores, 0, false).unwrap();
-        assert!(ratio.realised.abs() < f64::EPSILON);
-        assert!(SlotRatio::new(&scores, 1, false).is_none());
-    }
 }

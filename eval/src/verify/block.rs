@@ -3,7 +3,7 @@
 use draftsmith_models::sample::Sampling;
 
 use super::sampling::residual;
-use super::{Chance, RowToVerify, Verdict, VerifyRule};
+use super::{Chance, Realised, RowToVerify, Verdict, VerifyRule};
 use crate::propose::DraftChoice;
 
 /// Lossless like speculative sampling, and never accepts fewer drafts: a draft that the target likes less than the
@@ -26,6 +26,10 @@ impl VerifyRule for BlockVerification {
 
     fn draft_choice(&self) -> DraftChoice {
         DraftChoice::DrawnEachRound // which prefix is taken depends on drafts behind it
+    }
+
+    fn realised(&self) -> Option<Realised> {
+        None
     }
 
     fn verify(&self, row: &RowToVerify<'_>, chance: &mut dyn Chance) -> Verdict {

@@ -2,7 +2,7 @@
 
 use draftsmith_models::sample::Sampling;
 
-use super::{Chance, RowToVerify, TopTwo, Verdict, VerifyRule, top_two};
+use super::{Chance, Realised, RowToVerify, SlotLaw, TopTwo, Verdict, VerifyRule, top_two};
 use crate::propose::DraftChoice;
 
 /// The target's token is `argmax(log p + g)` and the draft `argmax(log q + g)` with the same noise `g`; a draft is
@@ -22,6 +22,10 @@ impl VerifyRule for GumbelCoupling {
 
     fn draft_choice(&self) -> DraftChoice {
         DraftChoice::SharedNoise
+    }
+
+    fn realised(&self) -> Option<Realised> {
+        Some(match_probability)
     }
 
     fn verify(&self, row: &RowToVerify<'_>, chance: &mut dyn Chance) -> Verdict {
@@ -47,4 +51,20 @@ impl VerifyRule for GumbelCoupling {
     fn is_drafter_invariant(&self) -> bool {
         true
     }
+}
+
+/// `1 / sum_i max(p_i, q_i p_x / q_x)` for the token `x`: both draw it with probability
+/// `1 / sum_i max(p_i / p_x, q_i / q_x)`, the target with `p_x`.
+fn match_probability(law: &SlotLaw<'_>) -> f64 {
+    let q_of_token = law.q_of_token();
+    if q_of_token <= 0.0 {
+        return 0.0;
+    }
+    let scale = law.p[law.token as usize] / q_of_token;
+    // Tokens outside the draft vocabulary have q = 0 and count with p alone.
+    let mut total: f64 = law.p.iter().sum();
+    for (&id, q) in law.vocab.target_ids().iter().zip(law.q) {
+        total += (q * scale - law.p[id as usize]).max(0.0);
+    }
+    1.0 / total
 }

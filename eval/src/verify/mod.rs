@@ -10,7 +10,8 @@ mod top_two;
 
 use std::fmt::Debug;
 
-use draftsmith_models::sample::Sampling;
+use draftsmith_models::sample::{Sampling, argmax};
+use draftsmith_models::vocab::VocabMap;
 
 use crate::error::EvalError;
 use crate::propose::{DraftChoice, DraftToken};
@@ -66,6 +67,36 @@ impl<'a> RowToVerify<'a> {
     }
 }
 
+/// Target and drafter at one slot of a given text, after temperature and truncation.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotLaw<'a> {
+    /// The target's distribution, `[V]`.
+    pub p: &'a [f64],
+    /// The drafter's, `[V_draft]`.
+    pub q: &'a [f64],
+    /// Which target token each entry of `q` stands for.
+    pub vocab: &'a VocabMap,
+    /// The token of the text.
+    pub token: u32,
+}
+
+/// Probability that the draft of a slot is accepted and is the token of the text, given the text.
+pub type Realised = fn(&SlotLaw<'_>) -> f64;
+
+impl SlotLaw<'_> {
+    /// The drafter's probability of the token of the text.
+    fn q_of_token(&self) -> f64 {
+        let draft = self.vocab.to_draft(self.token);
+        draft.map_or(0.0, |draft| self.q[draft as usize])
+    }
+
+    /// Whether the drafter's most probable token is that of the text.
+    fn is_most_probable(&self) -> bool {
+        let best = argmax(self.q).map(|best| self.vocab.to_target(best as u32));
+        best == Some(self.token)
+    }
+}
+
 /// What became of the drafts of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
@@ -99,6 +130,10 @@ pub trait VerifyRule: Debug + Send + Sync {
     ) -> Option<TopTwo> {
         None
     }
+
+    /// How likely a draft is accepted and is the token of the text, given the text; `None` where drafts are not judged
+    /// one by one.
+    fn realised(&self) -> Option<Realised>;
 
     /// Whether [`VerifyRule::own_choice`] has an answer.
     fn is_drafter_invariant(&self) -> bool {

@@ -6,7 +6,7 @@
 
 use draftsmith_models::sample::Sampling;
 
-use super::{Chance, RowToVerify, Verdict, VerifyRule};
+use super::{Chance, Realised, RowToVerify, Verdict, VerifyRule};
 use crate::propose::{DraftChoice, DraftDistribution, DraftToken};
 
 /// Speculative sampling for chains.
@@ -24,6 +24,11 @@ impl VerifyRule for SpeculativeSampling {
 
     fn draft_choice(&self) -> DraftChoice {
         DraftChoice::Drawn
+    }
+
+    /// `min(1, q/p)` of the token.
+    fn realised(&self) -> Option<Realised> {
+        Some(|law| accept_probability(law.q_of_token(), law.p[law.token as usize]))
     }
 
     fn verify(&self, row: &RowToVerify<'_>, chance: &mut dyn Chance) -> Verdict {
@@ -50,7 +55,7 @@ impl VerifyRule for SpeculativeSampling {
     }
 }
 
-/// `min(1, p/q)` for a drafted token; `q` is positive, because the token was drawn from it.
+/// `min(1, p/q)`; with `q` positive, because the draft was drawn from it.
 pub fn accept_probability(p: f64, q: f64) -> f64 {
     if p >= q { 1.0 } else { p / q }
 }

@@ -2,7 +2,7 @@
 
 use draftsmith_models::sample::Sampling;
 
-use super::{Chance, RowToVerify, Verdict, VerifyRule};
+use super::{Chance, Realised, RowToVerify, Verdict, VerifyRule};
 use crate::propose::DraftChoice;
 
 /// Accepts the drafter's most probable token with the target's probability of it. Needs no draft probabilities, and
@@ -22,6 +22,10 @@ impl VerifyRule for TargetOnly {
 
     fn draft_choice(&self) -> DraftChoice {
         DraftChoice::MostProbable
+    }
+
+    fn realised(&self) -> Option<Realised> {
+        Some(|law| f64::from(u8::from(law.is_most_probable())))
     }
 
     fn verify(&self, row: &RowToVerify<'_>, chance: &mut dyn Chance) -> Verdict {

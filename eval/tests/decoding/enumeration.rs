@@ -4,7 +4,8 @@
 use draftsmith_eval::propose::{DraftChoice, DraftDistribution, DraftToken};
 use draftsmith_eval::verify::sampling::{accept_probability, residual};
 use draftsmith_eval::verify::{
-    BlockVerification, Chance, RowToVerify, SpeculativeSampling, TargetOnly, Verdict, VerifyRule,
+    BlockVerification, Chance, Realised, RowToVerify, SpeculativeSampling, TargetOnly, Verdict,
+    VerifyRule,
 };
 use draftsmith_models::gumbel::NoiseAt;
 use draftsmith_models::sample::{Sampling, argmax};
@@ -169,6 +170,10 @@ impl VerifyRule for Broken {
 
     fn draft_choice(&self) -> DraftChoice {
         DraftChoice::Drawn
+    }
+
+    fn realised(&self) -> Option<Realised> {
+        None
     }
 
     fn verify(&self, row: &RowToVerify<'_>, chance: &mut dyn Chance) -> Verdict {

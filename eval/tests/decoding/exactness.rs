@@ -8,13 +8,16 @@ use draftsmith_eval::decode::{DecodeSettings, Sequence, SequenceRecord};
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::exact::{Candidate, ExactReport, ExactSettings, exact, exact_with};
 use draftsmith_eval::propose::DrafterProposer;
+use draftsmith_eval::verify;
 use draftsmith_models::batch::{StateSpec, TokenRow};
 use draftsmith_models::drafter::{AnchorDraw, AnyDrafter};
 use draftsmith_models::sample::Sampling;
 use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
 
-use crate::tiny::{VOCAB, drafter, drafters, plain, prompts, reduced_vocab, run, settings, target};
+use crate::tiny::{
+    VOCAB, drafter, drafters, plain, prompts, reduced_vocab, run, run_by, settings, target,
+};
 
 fn rows(sequences: &[Sequence], records: &[SequenceRecord]) -> Vec<TokenRow> {
     let row = |(sequence, record): (&Sequence, &SequenceRecord)| {
@@ -32,9 +35,27 @@ fn rows(sequences: &[Sequence], records: &[SequenceRecord]) -> Vec<TokenRow> {
 
 fn measure(
     target: &TargetModel,
-    (drafter, vocab): (&AnyDrafter, &VocabMap),
+    candidate: (&AnyDrafter, &VocabMap),
     rows: &[TokenRow],
     temperature: f64,
+) -> ExactReport {
+    measure_by(
+        "sampling",
+        Sampling::at(temperature),
+        None,
+        target,
+        candidate,
+        rows,
+    )
+}
+
+fn measure_by(
+    rule: &str,
+    sampling: Sampling,
+    depths: Option<usize>,
+    target: &TargetModel,
+    (drafter, vocab): (&AnyDrafter, &VocabMap),
+    rows: &[TokenRow],
 ) -> ExactReport {
     let candidate = Candidate {
         drafter,
@@ -42,8 +63,10 @@ fn measure(
         vocab,
     };
     let settings = ExactSettings {
-        temperature,
-        text: Some(Sampling::at(temperature)),
+        rule: verify::for_sampling(rule, &sampling).unwrap(),
+        sampling,
+        depths,
+        text: Some(sampling),
         batch_rows: 3,
         chunk_positions: 7,
         ..ExactSettings::default()
@@ -93,6 +116,93 @@ fn sampled_tau_is_the_mean_of_real_decoding() {
         let report = measure(&target, (&drafter, &vocab), &rows(&sequences, &text), 1.0);
         decoding_agrees(&target, (&drafter, &vocab), &sequences, &report);
     }
+}
+
+/// Greedy text by another way than the scores of training, and text with nothing cut off likewise.
+#[test]
+fn ratios_from_whole_distributions_equal_those_from_scores() {
+    let target = target();
+    let vocab = reduced_vocab();
+    let sequences = prompts(12);
+    let text = plain(&target, &sequences, &settings(1.0, 12));
+    let rows = rows(&sequences, &text);
+    for drafter in &drafters(&target, &vocab) {
+        let by =
+            |rule, sampling| measure_by(rule, sampling, None, &target, (drafter, &vocab), &rows);
+        let all_kept = Sampling {
+            top_k: VOCAB,
+            ..Sampling::at(0.8)
+        };
+        let [scores, laws] = [Sampling::at(0.8), all_kept].map(|sampling| by("sampling", sampling));
+        for (scores, laws) in scores.by_gamma.iter().zip(&laws.by_gamma) {
+            // Scores are f32, sums of a few hundred of them.
+            assert!(
+                (scores.rounds - laws.rounds).abs() < 1e-4,
+                "{scores:?} {laws:?}"
+            );
+        }
+    }
+}
+
+/// Rounds of decoding against what is expected for the very text that it produced, for every rule with coins of its
+/// own, family and gamma, deeper than trained included.
+/// Red under: `realised` of `gumbel` replaced by that of `sampling`; text of another temperature than measured;
+/// `variance_of_rounds` without `variance[next]`.
+#[test]
+fn the_rounds_of_produced_text_are_those_expected() {
+    let target = target();
+    let vocab = reduced_vocab();
+    let sequences = prompts(60);
+    let truncated = Sampling {
+        top_p: 0.9,
+        ..Sampling::at(0.8)
+    };
+    let cases = [
+        ("sampling", Sampling::at(1.0)),
+        ("gumbel", Sampling::at(1.0)),
+        ("target_only", Sampling::at(1.0)),
+        ("sampling", truncated),
+        ("gumbel", truncated),
+    ];
+    let mut squares = Vec::new();
+    for (rule, sampling) in cases {
+        for drafter in &drafters(&target, &vocab) {
+            for gamma in [1, 3, 5, 7] {
+                let settings = DecodeSettings {
+                    sampling,
+                    gamma,
+                    ..settings(1.0, 50)
+                };
+                let mut proposer = DrafterProposer::new("drafter", drafter, target.ends(), &vocab);
+                let decoded = run_by(rule, &target, &mut proposer, &sequences, &settings).records;
+                let rows = rows(&sequences, &decoded);
+                let depths = Some(gamma);
+                let candidate = (drafter, &vocab);
+                let report = measure_by(rule, sampling, depths, &target, candidate, &rows);
+                let expected = report.by_gamma.last().unwrap();
+                let rounds: usize = decoded.iter().map(|record| record.rounds.len()).sum();
+                let what = format!(
+                    "{rule} {} gamma {gamma}: {rounds} {expected:?}",
+                    drafter.family()
+                );
+                match expected.z(rounds as f64) {
+                    // Two-sided 0.001 over all 80 cells together.
+                    Some(z) => {
+                        assert!(z.abs() < 4.4, "{what} {z}");
+                        squares.push(z * z);
+                    }
+                    None => assert!((expected.rounds - rounds as f64).abs() < 1e-6, "{what}"),
+                }
+            }
+        }
+    }
+    // Their mean square is 1; five standard errors of it.
+    let count = squares.len() as f64;
+    let mean = squares.iter().sum::<f64>() / count;
+    assert!(
+        count > 40.0 && (mean - 1.0).abs() < 5.0 * (2.0 / count).sqrt(),
+        "{count} {mean}"
+    );
 }
 
 fn decoding_agrees(

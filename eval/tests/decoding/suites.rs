@@ -98,6 +98,11 @@ fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
                 .is_none_or(LosslessCheck::is_lossless)
         );
         assert!(entry.speed_up.is_some() && entry.tau >= 1.0);
+        assert_eq!(entry.exact.is_some(), entry.proposer == "untrained");
+        if let (Some(exact), 0.0) = (entry.exact, entry.temperature) {
+            // No coin is thrown: what is expected is what happened.
+            assert!((exact.tau - entry.tau).abs() < 1e-9 && entry.rounds_z.is_none());
+        }
         let is_plain = entry.proposer == "none";
         assert_eq!(
             entry.acceptance_by_depth.len(),
@@ -154,10 +159,10 @@ fn plain_decoding_is_the_reference_even_when_not_reported() {
 fn another_report_version_is_refused_with_both_versions() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
-    write_atomic(&path, br#"{"format_version": 2, "other": true}"#).unwrap();
+    write_atomic(&path, br#"{"format_version": 1, "other": true}"#).unwrap();
     let message = Report::read(&path).unwrap_err().to_string();
     assert!(
-        message.ends_with("format version 2, expected 1"),
+        message.ends_with("format version 1, expected 2"),
         "{message}"
     );
 }

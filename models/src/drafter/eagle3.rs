@@ -389,8 +389,8 @@ impl Eagle3 {
         let mut values = vec![split(&plan.context, &context, &layer.v, num_kv_heads)];
         let mut hidden = plan.queries_of(fused);
         let mut joined = plan.queries_of(context); // [1, N, 2H]
-        let mut outputs = Vec::with_capacity(self.shape.num_steps);
-        for step in 0..self.shape.num_steps {
+        let mut outputs = Vec::with_capacity(plan.num_steps);
+        for step in 0..plan.num_steps {
             let angles = self
                 .rope
                 .at(plan.query_positions(step, &inner))

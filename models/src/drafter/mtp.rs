@@ -263,8 +263,8 @@ impl Mtp {
         let mut values = vec![layer.values(padded)];
         let mut joined = plan.queries_of(context);
         let mut x = plan.queries.pad(plan.queries_of(x)); // [B, A, H]
-        let mut outputs: Vec<Tensor<3>> = Vec::with_capacity(self.shape.num_steps);
-        for step in 0..self.shape.num_steps {
+        let mut outputs: Vec<Tensor<3>> = Vec::with_capacity(plan.num_steps);
+        for step in 0..plan.num_steps {
             let angles = self
                 .rope
                 .at(plan.query_positions(step, &inner))

@@ -23,6 +23,8 @@ pub(super) struct UnrollPlan<'a> {
     pub(super) context: Ragged,
     /// Queries of each of these rows.
     pub(super) queries: Ragged,
+    /// Steps until the deepest slot.
+    pub(super) num_steps: usize,
 }
 
 impl<'a> UnrollPlan<'a> {
@@ -35,6 +37,7 @@ impl<'a> UnrollPlan<'a> {
             batch,
             context: lens(|anchors| anchors.last().copied().unwrap_or(0)),
             queries: lens(<[usize]>::len),
+            num_steps: slots.iter().map(|slot| slot.depth + 1).max().unwrap_or(0),
             anchors,
         }
     }

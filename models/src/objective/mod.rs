@@ -14,6 +14,7 @@ mod composed;
 mod config;
 mod coupled;
 mod fused;
+mod logits;
 pub mod rounds;
 mod stages;
 mod teacher;
@@ -25,6 +26,7 @@ use burn::tensor::{FloatDType, Tensor};
 
 use self::chunk::{Chunk, ChunkOutput, chunks};
 pub use self::config::{Normalize, ObjectiveConfig, SlotWeight, Stage};
+pub use self::logits::{SlotLogits, for_each_slot_logits};
 pub use self::stages::Stages;
 pub use self::teacher::{Teacher, teacher_figures};
 use self::terms::{SlotTerm, Term};

@@ -1,0 +1,169 @@
+//! How likely every draft of a batch is accepted, given the text.
+
+use burn::tensor::FloatDType;
+use draftsmith_models::batch::{DraftBatch, TokenRow};
+use draftsmith_models::drafter::AnyDrafter;
+use draftsmith_models::objective::{
+    Objective, ObjectiveInput, SlotLogits, SlotScores, Teacher, for_each_slot_logits,
+};
+use draftsmith_models::sample::Sampling;
+use draftsmith_models::slot::batch_slots;
+
+use super::ExactSettings;
+use crate::error::EvalError;
+use crate::verify::SlotLaw;
+
+/// One slot: how likely its draft is accepted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SlotRatio {
+    /// Accepted and equal to the text, given the text: `r`.
+    pub(super) realised: f64,
+    /// The same without knowing this token, or a value of the same mean over texts.
+    pub(super) marginal: f64,
+}
+
+/// By anchor of each row, ratios by depth.
+pub(super) type RatioTable = Vec<Vec<Vec<SlotRatio>>>;
+
+/// The ratios of all slots of a batch up to `depths`.
+///
+/// # Errors
+/// [`EvalError::NotFinite`] naming the row whose scores are not numbers.
+pub(super) fn of_batch(
+    drafter: &AnyDrafter,
+    teacher: &Teacher<'_>,
+    batch: &DraftBatch,
+    depths: usize,
+    settings: &ExactSettings,
+) -> Result<RatioTable, EvalError> {
+    let rows = &batch.tokens.rows;
+    let empty = |row: &TokenRow| vec![Vec::new(); row.len()];
+    let mut table: RatioTable = rows.iter().map(empty).collect();
+    for slots in drafter.passes(batch_slots(&batch.tokens, depths)) {
+        let input = ObjectiveInput {
+            slots: &slots,
+            hidden: drafter.draft_slots(batch, &slots, teacher.ends, FloatDType::F32),
+            head: drafter.head(),
+            batch,
+            teacher: teacher.clone(),
+            head_gradient: None,
+        };
+        for (slot, ratio) in slots.iter().zip(of_slots(&input, settings)) {
+            let ratio = ratio.ok_or_else(|| EvalError::NotFinite {
+                what: "the acceptance scores",
+                id: rows[slot.row].key.clone(),
+            })?;
+            let depths = &mut table[slot.row][slot.anchor];
+            depths.resize(depths.len().max(slot.depth + 1), SlotRatio::default());
+            depths[slot.depth] = ratio;
+        }
+    }
+    Ok(table)
+}
+
+/// The ratio of each slot; `None` where a score is not a number.
+fn of_slots(input: &ObjectiveInput<'_>, settings: &ExactSettings) -> Vec<Option<SlotRatio>> {
+    let sampling = settings.sampling;
+    let is_whole = sampling == Sampling::at(sampling.temperature);
+    match settings.rule.name() {
+        "greedy" => of_scores(input, settings, 1.0, true), // reads argmaxes only, which no temperature moves
+        "sampling" if is_whole => of_scores(input, settings, sampling.temperature, false),
+        _ => of_laws(input, settings),
+    }
+}
+
+/// From the scores of training, where they suffice: fast, and without the whole vocabulary where the batch brings
+/// figures of it.
+fn of_scores(
+    input: &ObjectiveInput<'_>,
+    settings: &ExactSettings,
+    temperature: f64,
+    is_greedy: bool,
+) -> Vec<Option<SlotRatio>> {
+    let scores = Objective::score(input, temperature, settings.chunk_positions);
+    let slots = 0..input.slots.len();
+    slots
+        .map(|index| SlotRatio::of_scores(&scores, index, is_greedy))
+        .collect()
+}
+
+/// From whole distributions, under any rule and truncation.
+fn of_laws(input: &ObjectiveInput<'_>, settings: &ExactSettings) -> Vec<Option<SlotRatio>> {
+    let mut ratios = Vec::with_capacity(input.slots.len());
+    let mut p: Option<((usize, usize), Vec<f64>)> = None;
+    for_each_slot_logits(input, settings.chunk_positions, |logits| {
+        ratios.push(of_law(input, settings, &mut p, logits));
+    });
+    ratios
+}
+
+/// `known` keeps the target's distribution of the last position: several slots share it.
+fn of_law(
+    input: &ObjectiveInput<'_>,
+    settings: &ExactSettings,
+    known: &mut Option<((usize, usize), Vec<f64>)>,
+    logits: SlotLogits<'_>,
+) -> Option<SlotRatio> {
+    let is_finite = |logits: &[f32]| logits.iter().all(|logit| logit.is_finite());
+    let place = (logits.slot.row, logits.slot.teacher_position());
+    if known.as_ref().is_none_or(|(at, _)| *at != place) {
+        if !is_finite(logits.target) {
+            return None;
+        }
+        *known = Some((place, settings.sampling.probabilities(logits.target)));
+    }
+    let (_, p) = known.as_ref()?;
+    if !is_finite(logits.draft) {
+        return None;
+    }
+    let law = SlotLaw {
+        p,
+        q: &settings.sampling.probabilities(logits.draft),
+        vocab: input.teacher.vocab,
+        token: input.batch.tokens.rows[place.0].ids[place.1 + 1],
+    };
+    let realised = settings.rule.realised()?(&law);
+    Some(SlotRatio {
+        realised,
+        marginal: realised,
+    })
+}
+
+impl SlotRatio {
+    /// `None` when the scores are not numbers.
+    fn of_scores(scores: &SlotScores, index: usize, is_greedy: bool) -> Option<Self> {
+        // Argmaxes of rows that are not numbers would look like figures.
+        if is_greedy {
+            return scores.alpha[index].is_finite().then(|| Self {
+                realised: f64::from(u8::from(scores.argmax_is_token[index])),
+                marginal: f64::from(u8::from(scores.argmax_agrees[index])),
+            });
+        }
+        let log_ratio = f64::from(scores.log_q_token[index]) - f64::from(scores.log_p_token[index]);
+        let marginal = f64::from(scores.alpha[index]);
+        // A token outside the draft vocabulary has log q = -inf and is never accepted.
+        (!log_ratio.is_nan() && marginal.is_finite()).then(|| Self {
+            realised: log_ratio.exp().min(1.0),
+            marginal,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_outside_the_draft_vocabulary_is_never_accepted() {
+        let scores = SlotScores {
+            alpha: vec![0.7, 0.7],
+            log_p_token: vec![-1.0, -1.0],
+            log_q_token: vec![f32::NEG_INFINITY, f32::NAN],
+            argmax_agrees: vec![false; 2],
+            argmax_is_token: vec![false; 2],
+        };
+        let ratio = SlotRatio::of_scores(&scores, 0, false).unwrap();
+        assert!(ratio.realised.abs() < f64::EPSILON);
+        assert!(SlotRatio::of_scores(&scores, 1, false).is_none());
+    }
+}
