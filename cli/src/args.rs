@@ -105,6 +105,16 @@ pub(crate) enum Command {
     /// Check device, target, tokenizer, vocabulary and training/serving parity
     #[command(after_help = "Example: draftsmith doctor configs/quickstart.toml")]
     Doctor(RunArgs),
+    /// Put two reports side by side, prompt by prompt, with paired intervals
+    #[command(
+        after_help = "Examples: draftsmith compare runs/a runs/b\n          draftsmith compare runs/a:eagle3 runs/a:mtp"
+    )]
+    Compare {
+        /// Run folder or `report.json`; `:PROPOSER` behind it names one of its proposers
+        first: String,
+        /// The other one; differences are second less first
+        second: String,
+    },
     /// Import or describe a target model
     #[command(subcommand)]
     Target(TargetCommand),

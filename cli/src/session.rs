@@ -126,13 +126,17 @@ impl Session {
         if let Some(target) = self.target.get() {
             return Ok(target);
         }
-        let settings = &self.run_file.target;
-        let dtype = match settings.dtype {
+        let target = self.load_model(&self.run_file.target.path)?;
+        Ok(self.target.get_or_init(|| Arc::new(target)))
+    }
+
+    /// A language model in the type and on the device of the target.
+    pub(crate) fn load_model(&self, folder: &Path) -> anyhow::Result<TargetModel> {
+        let dtype = match self.run_file.target.dtype {
             TargetDtype::F32 => FloatDType::F32,
             TargetDtype::Bf16 => FloatDType::BF16,
         };
-        let target = TargetModel::load(&settings.path, dtype, &self.device)?;
-        Ok(self.target.get_or_init(|| Arc::new(target)))
+        Ok(TargetModel::load(folder, dtype, &self.device)?)
     }
 
     /// Identity of the target, computed when first asked for and remembered in the run folder.

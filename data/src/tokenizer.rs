@@ -128,6 +128,15 @@ impl ChatTokenizer {
         &self.hash
     }
 
+    /// The first id that stands for another token in `other`, with its text here and there.
+    pub fn first_difference(&self, other: &Self) -> Option<(u32, String, String)> {
+        let text = |tokenizer: &Self, id| tokenizer.tokenizer.id_to_token(id).unwrap_or_default();
+        (0..=self.max_id.max(other.max_id)).find_map(|id| {
+            let texts = (text(self, id), text(other, id));
+            (texts.0 != texts.1).then_some((id, texts.0, texts.1))
+        })
+    }
+
     /// Smallest vocabulary size that holds every token.
     pub fn vocab_size(&self) -> usize {
         self.max_id as usize + 1

@@ -8,8 +8,8 @@ use draftsmith_models::sample::Sampling;
 use serde::{Deserialize, Serialize};
 
 use crate::error::EvalError;
-use crate::propose::BASELINES;
 use crate::propose::prompt_lookup::LookupConfig;
+use crate::propose::{BASELINES, MODEL, UNTRAINED};
 use crate::verify;
 
 /// `[eval]`.
@@ -36,10 +36,15 @@ pub struct EvalConfig {
     pub rule: String,
     /// Proposers measured beside the trained drafters.
     pub baselines: Vec<String>,
+    /// Folder of the baseline `model`: a smaller model in Hugging Face layout with the target's tokenizer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft_model: Option<PathBuf>,
     /// Seed of all draws while decoding.
     pub seed: u64,
     /// Shortest suffix that `prompt_lookup` looks for.
     pub lookup_min: usize,
+    /// Shortest suffix behind which `suffix` drafts.
+    pub suffix_min: usize,
     /// Longest suffix that `prompt_lookup` looks for.
     pub lookup_max: usize,
     /// A greedy divergence is called numerical when the target's two best logits are closer than this.
@@ -71,10 +76,14 @@ impl Default for EvalConfig {
             max_new_tokens: 128,
             batch_rows: 4,
             rule: "sampling".to_owned(),
-            baselines: BASELINES.iter().map(|name| (*name).to_owned()).collect(),
+            baselines: ["none", "prompt_lookup", UNTRAINED]
+                .map(str::to_owned)
+                .into(),
+            draft_model: None,
             seed: 0,
             lookup_min: 2,
             lookup_max: 4,
+            suffix_min: 2,
             // Logits of small models in f32 move by about 1e-4 between batch shapes.
             near_tie_tolerance: 1e-3,
         }
@@ -91,6 +100,7 @@ impl EvalConfig {
             ("gamma", self.gamma),
             ("max_new_tokens", self.max_new_tokens),
             ("batch_rows", self.batch_rows),
+            ("suffix_min", self.suffix_min),
         ] {
             if value == 0 {
                 return Err(out_of_range(key, "0", "at least 1"));
@@ -117,6 +127,12 @@ impl EvalConfig {
             return Err(EvalError::setting(
                 format!("`eval.baselines` names an unknown proposer `{name}`"),
                 format!("the baselines are: {}", BASELINES.join(", ")),
+            ));
+        }
+        if self.has_baseline(MODEL) != self.draft_model.is_some() {
+            return Err(EvalError::setting(
+                "`eval.draft_model` and the baseline `model` belong together, but only one is given",
+                "add \"model\" to `eval.baselines`, or leave `draft_model` out",
             ));
         }
         self.lookup().validate()?;

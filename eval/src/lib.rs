@@ -6,10 +6,12 @@
 
 pub mod acceptance;
 pub mod bootstrap;
+pub mod compare;
 pub mod config;
 pub mod decode;
 pub mod error;
 pub mod exact;
+pub mod html;
 pub mod lossless;
 mod produced;
 pub mod propose;

@@ -114,6 +114,8 @@ pub struct Entry {
     pub survival_by_depth: Vec<Option<f64>>,
     /// The counts behind the figures, with the histogram of accepted lengths.
     pub counts: Acceptance,
+    /// Tokens and rounds of each prompt, in the order of the suite.
+    pub prompts: Vec<PromptFigures>,
     /// Tokens committed in rounds per second of rounds, prefill excluded.
     pub tokens_per_second: f64,
     /// `tokens_per_second` over that of `none` for the same suite and temperature.
@@ -122,6 +124,25 @@ pub struct Entry {
     pub time: TimeSplit,
     /// Comparison with plain decoding, under rules whose text does not depend on the drafts.
     pub lossless: Option<LosslessCheck>,
+}
+
+/// What one prompt contributed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PromptFigures {
+    /// Identity of the prompt.
+    pub id: String,
+    /// Tokens committed in rounds.
+    pub tokens: u64,
+    /// Rounds.
+    pub rounds: u64,
+}
+
+impl PromptFigures {
+    /// Tokens and rounds, to be summed and divided.
+    pub fn pair(&self) -> (f64, f64) {
+        (self.tokens as f64, self.rounds as f64)
+    }
 }
 
 /// An exact evaluation of one drafter.

@@ -15,8 +15,10 @@ use crate::error::EvalError;
 use crate::exact::{Candidate, ExactTau};
 use crate::lossless::compare_text;
 use crate::produced::Decoded;
-use crate::propose::{DrafterProposer, NoProposer, PromptLookup, Proposer};
-use crate::report::Entry;
+use crate::propose::{
+    DrafterProposer, MODEL, ModelProposer, NoProposer, PromptLookup, Proposer, SuffixLookup,
+};
+use crate::report::{Entry, PromptFigures};
 use crate::verify::{self, VerifyRule};
 
 /// Bootstrap resamples of the intervals in a report.
@@ -53,6 +55,8 @@ pub struct SuiteRun<'a> {
     pub suites: &'a [Suite],
     /// Trained drafters, beside the baselines of the settings.
     pub drafters: &'a [NamedDrafter<'a>],
+    /// The model of the baseline `model`.
+    pub draft_model: Option<&'a TargetModel>,
     /// `[eval]`.
     pub config: &'a EvalConfig,
 }
@@ -131,12 +135,20 @@ impl<'a> SuiteRun<'a> {
         self.config.has_baseline("none") || rule.is_ok_and(VerifyRule::is_drafter_invariant)
     }
 
-    /// Everything that drafts: prompt lookup when asked for, then the trained drafters.
-    fn proposers(&self) -> Vec<(Box<dyn Proposer + 'a>, Option<Candidate<'a>>)> {
-        let mut proposers: Vec<(Box<dyn Proposer + 'a>, Option<Candidate<'a>>)> = Vec::new();
+    /// Everything that drafts: the baselines asked for, then the trained drafters.
+    fn proposers(&self) -> Result<Vec<MeasuredProposer<'a>>, EvalError> {
+        let mut proposers: Vec<MeasuredProposer<'a>> = Vec::new();
         if self.config.has_baseline("prompt_lookup") {
             let lookup = PromptLookup::new(self.config.lookup());
             proposers.push((Box::new(lookup), None));
+        }
+        if self.config.has_baseline("suffix") {
+            let lookup = SuffixLookup::new(self.config.suffix_min);
+            proposers.push((Box::new(lookup), None));
+        }
+        if let Some(model) = self.draft_model {
+            let proposer = ModelProposer::new(model, self.target.spec().vocab_size)?;
+            proposers.push((Box::new(proposer), None));
         }
         for named in self.drafters {
             let candidate = Candidate {
@@ -148,7 +160,7 @@ impl<'a> SuiteRun<'a> {
             let proposer = DrafterProposer::new(name, named.drafter, candidate.ends, named.vocab);
             proposers.push((Box::new(proposer), Some(candidate)));
         }
-        proposers
+        Ok(proposers)
     }
 
     /// Sequences that [`run`] decodes, over all suites, temperatures and proposers.
@@ -158,12 +170,19 @@ impl<'a> SuiteRun<'a> {
     }
 
     fn decodes_per_suite(&self) -> usize {
-        let drafting = self.drafters.len() + usize::from(self.config.has_baseline("prompt_lookup"));
+        let is_asked = |name: &&str| self.config.has_baseline(name);
+        let baselines = ["prompt_lookup", "suffix", MODEL]
+            .iter()
+            .filter(|name| is_asked(name));
+        let drafting = self.drafters.len() + baselines.count();
         let plain = |t: &&f64| self.needs_plain(**t);
         let plain = self.config.temperatures.iter().filter(plain).count();
         plain + drafting * self.config.temperatures.len()
     }
 }
+
+/// What drafts, and the drafter behind it where it is a trained one.
+type MeasuredProposer<'a> = (Box<dyn Proposer + 'a>, Option<Candidate<'a>>);
 
 struct Runner<'a, 'p> {
     input: &'a SuiteRun<'a>,
@@ -189,7 +208,7 @@ impl Runner<'_, '_> {
             }
             plain = Some(output);
         }
-        for (mut proposer, candidate) in input.proposers() {
+        for (mut proposer, candidate) in input.proposers()? {
             let settings = input.settings(temperature, input.config.gamma);
             let output = self.decode(suite, &settings, proposer.as_mut())?;
             let mut entry = self.entry(suite, &settings, proposer.name(), &output)?;
@@ -290,7 +309,8 @@ impl Runner<'_, '_> {
     ) -> Result<Entry, EvalError> {
         let counts = Acceptance::new(&output.records, settings.gamma);
         let rule = self.input.rule(settings.sampling.temperature)?;
-        let pairs: Vec<(f64, f64)> = output.records.iter().map(tokens_and_rounds).collect();
+        let prompts: Vec<PromptFigures> = output.records.iter().map(prompt_figures).collect();
+        let pairs: Vec<(f64, f64)> = prompts.iter().map(PromptFigures::pair).collect();
         Ok(Entry {
             suite: suite.name.clone(),
             temperature: settings.sampling.temperature,
@@ -306,6 +326,7 @@ impl Runner<'_, '_> {
             engine_length: counts.engine_length(),
             acceptance_by_depth: counts.acceptance_by_depth(),
             survival_by_depth: counts.survival_by_depth(),
+            prompts,
             tokens_per_second: speed(output),
             speed_up: None,
             time: output.time,
@@ -315,14 +336,23 @@ impl Runner<'_, '_> {
     }
 }
 
-fn tokens_and_rounds(record: &SequenceRecord) -> (f64, f64) {
+fn prompt_figures(record: &SequenceRecord) -> PromptFigures {
     let tokens: usize = record.rounds.iter().map(|round| round.committed).sum();
-    (tokens as f64, record.rounds.len() as f64)
+    PromptFigures {
+        id: record.id.clone(),
+        tokens: tokens as u64,
+        rounds: record.rounds.len() as u64,
+    }
 }
 
 /// Tokens committed in rounds per second of rounds; 0 when there was no round.
 fn speed(output: &DecodeOutput) -> f64 {
-    let tokens: f64 = output.records.iter().map(|r| tokens_and_rounds(r).0).sum();
+    let records = output.records.iter();
+    let tokens: u64 = records.map(|record| prompt_figures(record).tokens).sum();
     let seconds = output.time.rounds();
-    if seconds > 0.0 { tokens / seconds } else { 0.0 }
+    if seconds > 0.0 {
+        tokens as f64 / seconds
+    } else {
+        0.0
+    }
 }

@@ -1,18 +1,19 @@
 //! The terminal table of a report, as text.
 
+use crate::compare::Comparison;
 use crate::lossless::LosslessCheck;
 use crate::report::{Entry, ExactEntry, Report};
 
 /// Depths whose acceptance is shown.
 const SHOWN_DEPTHS: usize = 3;
 
-/// The entries as an aligned table, one line each, followed by exact figures and the greedy verdict.
+/// The entries as an aligned table, one line each, followed by exact figures and what the comparison with plain decoding says.
 pub fn render(report: &Report) -> String {
     let mut rows = vec![header()];
     rows.extend(report.entries.iter().map(cells));
     let mut lines = align(&rows);
     lines.extend(report.exact.iter().map(exact_line));
-    lines.extend(greedy_verdict(&report.entries));
+    lines.extend(text_verdicts(&report.entries));
     lines.push(String::new());
     lines.join("\n")
 }
@@ -63,28 +64,76 @@ fn optional(value: Option<f64>, digits: usize) -> String {
     value.map_or("-".to_owned(), |x| format!("{x:.digits$}"))
 }
 
-/// `greedy output identical: ...` over all compared entries; `None` when nothing was compared.
-pub fn greedy_verdict(entries: &[Entry]) -> Option<String> {
-    let checks: Vec<&LosslessCheck> = entries.iter().filter_map(|e| e.lossless.as_ref()).collect();
-    let first = checks.first()?;
+/// Two reports side by side: tau of both, and the paired interval of the difference where it is clear marked by a star.
+pub fn render_comparisons(comparisons: &[Comparison]) -> String {
+    let names = ["suite", "T", "proposer", "tau", "tau", "difference", "95 %"];
+    let mut rows = vec![names.map(str::to_owned).to_vec()];
+    rows.extend(comparisons.iter().map(comparison_cells));
+    let mut lines = align(&rows);
+    lines.push(
+        "* the interval of the difference, prompts taken in pairs, leaves zero out".to_owned(),
+    );
+    lines.join("\n")
+}
+
+fn comparison_cells(comparison: &Comparison) -> Vec<String> {
+    let [first, second] = comparison.tau;
+    let [one, other] = &comparison.proposers;
+    let proposer = if one == other {
+        one.clone()
+    } else {
+        format!("{one} / {other}")
+    };
+    let star = if comparison.is_clear() { "*" } else { "" };
+    let interval = comparison.difference.map_or("-".to_owned(), |interval| {
+        format!("{:+.3} to {:+.3}{star}", interval.low, interval.high)
+    });
+    vec![
+        comparison.suite.clone(),
+        comparison.temperature.to_string(),
+        proposer,
+        format!("{first:.3}"),
+        format!("{second:.3}"),
+        format!("{:+.3}", second - first),
+        interval,
+    ]
+}
+
+/// `greedy output identical: ...` over all compared entries, and the same for every other rule whose text does not depend
+/// on the drafts.
+pub fn text_verdicts(entries: &[Entry]) -> Vec<String> {
+    let mut rules: Vec<&str> = Vec::new();
+    for entry in entries.iter().filter(|entry| entry.lossless.is_some()) {
+        if !rules.contains(&entry.rule.as_str()) {
+            rules.push(&entry.rule);
+        }
+    }
+    let of_rule = |rule: &&str| {
+        let entries = entries.iter().filter(|entry| entry.rule == **rule);
+        let checks: Vec<&LosslessCheck> = entries.filter_map(|e| e.lossless.as_ref()).collect();
+        format!("{rule} output identical: {}", verdict(&checks))
+    };
+    rules.iter().map(of_rule).collect()
+}
+
+fn verdict(checks: &[&LosslessCheck]) -> String {
     let compared: usize = checks.iter().map(|check| check.compared).sum();
     let identical: usize = checks.iter().map(|check| check.identical).sum();
     let near_ties: usize = checks.iter().map(|check| check.near_ties).sum();
-    let answer = if identical == compared {
+    let tolerance = checks.first().map_or(0.0, |check| check.near_tie_tolerance);
+    if identical == compared {
         format!("yes ({compared} of {compared} outputs)")
     } else if checks.iter().all(|check| check.is_lossless()) {
         format!(
-            "yes, but for {near_ties} near ties of the target's logits (gap at most {}) in {compared} \
-             outputs",
-            first.near_tie_tolerance
+            "yes, but for {near_ties} near ties of the target's scores (gap at most {tolerance}) in {compared} \
+             outputs"
         )
     } else {
         format!(
             "NO ({} of {compared} outputs differ, {near_ties} of them at near ties)",
             compared - identical
         )
-    };
-    Some(format!("greedy output identical: {answer}"))
+    }
 }
 
 /// Columns padded to their widest cell: words on the left, numbers on the right.

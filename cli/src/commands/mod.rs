@@ -1,5 +1,6 @@
 //! One file a command; this one chooses.
 
+mod compare;
 mod completions;
 mod doctor;
 mod gradient_check;
@@ -43,6 +44,7 @@ pub(crate) fn dispatch(command: Command, console: Console) -> anyhow::Result<()>
         }
         Command::Doctor(args) => doctor::doctor(&Session::open(&args, Restart::Fresh, console)?),
         Command::Target(command) => target::target(command, &console),
+        Command::Compare { first, second } => compare::compare(&first, &second, &console),
         Command::Completions { shell } => {
             completions::completions(shell);
             Ok(())

@@ -53,8 +53,9 @@ fn print_ends(session: &Session, started: Instant) {
         console.result(&format!("export: {}", folder.display()));
     }
     console.result(&format!(
-        "report: {}",
-        stages::eval::report_path(session).display()
+        "report: {} (plots: {})",
+        stages::eval::report_path(session).display(),
+        stages::eval::page_path(session).display()
     ));
     console.result(&format!(
         "wall time: {:.1} s",

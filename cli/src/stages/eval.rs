@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use draftsmith_data::prompts::{self, PromptSettings};
 use draftsmith_data::source::Roles;
+use draftsmith_data::tokenizer::ChatTokenizer;
 use draftsmith_eval::config::SuiteConfig;
 use draftsmith_eval::decode::Sequence;
 use draftsmith_eval::error::EvalError;
+use draftsmith_eval::html;
 use draftsmith_eval::propose::UNTRAINED;
 use draftsmith_eval::report::{
     DrafterRecord, Entry, ExactEntry, FORMAT_VERSION, Report, TargetRecord,
@@ -14,6 +16,9 @@ use draftsmith_eval::report::{
 use draftsmith_eval::suite::{NamedDrafter, Suite, SuiteRun, run};
 use draftsmith_models::checkpoint::{self, DrafterCard};
 use draftsmith_models::drafter::AnyDrafter;
+use draftsmith_models::file;
+use draftsmith_models::fingerprint::target_fingerprint;
+use draftsmith_models::target::TargetModel;
 
 use super::parts::ExactValidator;
 use crate::errors::CliError;
@@ -44,6 +49,9 @@ impl Stage for Eval {
             super::hash_file(&suite.file, &mut inputs)?;
         }
         super::insert_target(session, &mut inputs)?;
+        if let Some(folder) = &config.draft_model {
+            inputs.insert("eval.draft_model".to_owned(), target_fingerprint(folder)?);
+        }
         // Speeds belong to a device.
         let device = session.run_file().run.device.to_string();
         inputs.insert("run.device".to_owned(), device);
@@ -51,19 +59,21 @@ impl Stage for Eval {
     }
 
     fn outputs(&self, session: &Session) -> anyhow::Result<Vec<PathBuf>> {
-        Ok(vec![report_path(session)])
+        Ok(vec![report_path(session), page_path(session)])
     }
 
     fn execute(&self, session: &Session) -> anyhow::Result<()> {
         let loaded = load_drafters(session)?;
         let drafters: Vec<NamedDrafter<'_>> = loaded.iter().map(Loaded::named).collect();
         let stop_ids = super::stop_ids(session)?;
+        let draft_model = draft_model(session)?;
         let suites = suites(session)?;
         let input = SuiteRun {
             target: session.target()?,
             stop_ids: &stop_ids,
             suites: &suites,
             drafters: &drafters,
+            draft_model: draft_model.as_ref(),
             config: &session.run_file().eval,
         };
         let entries = measure(session, &input)?;
@@ -79,8 +89,29 @@ impl Stage for Eval {
             exact: exact_entries(session, &loaded)?,
         };
         report.write(&report_path(session))?;
+        file::write_atomic(&page_path(session), html::render(&report).as_bytes())?;
         Ok(())
     }
+}
+
+/// The model of the baseline `model`, if it is measured; its tokens must be the target's.
+fn draft_model(session: &Session) -> anyhow::Result<Option<TargetModel>> {
+    let Some(folder) = &session.run_file().eval.draft_model else {
+        return Ok(None);
+    };
+    let tokenizer = super::tokenizer(session)?;
+    let own = ChatTokenizer::load(folder)?;
+    if let Some((id, expected, found)) = tokenizer.first_difference(&own) {
+        return Err(CliError::usage(
+            format!(
+                "`eval.draft_model`: token {id} of `{}` is `{found}`, the target's is `{expected}`",
+                folder.display()
+            ),
+            "a draft model must have the target's tokenizer; smaller models of the same series do",
+        )
+        .into());
+    }
+    Ok(Some(session.load_model(folder)?))
 }
 
 /// Decodes everything, with progress in sequences.
@@ -130,6 +161,11 @@ fn exact_entries(session: &Session, loaded: &[Loaded]) -> anyhow::Result<Vec<Exa
 /// `eval/report.json` of the run folder.
 pub(crate) fn report_path(session: &Session) -> PathBuf {
     session.folder().join("eval").join("report.json")
+}
+
+/// `eval/report.html` of the run folder: the same as plots.
+pub(crate) fn page_path(session: &Session) -> PathBuf {
+    session.folder().join("eval").join("report.html")
 }
 
 fn interrupted(error: EvalError, session: &Session) -> anyhow::Error {

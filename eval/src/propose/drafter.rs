@@ -4,15 +4,13 @@ use std::sync::Arc;
 
 use draftsmith_models::batch::StateSpec;
 use draftsmith_models::drafter::{AnyDrafter, Committed, DraftState};
-use draftsmith_models::gumbel::NoiseAt;
-use draftsmith_models::sample::{argmax, draw};
 use draftsmith_models::target::TargetEnds;
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::host_values;
 
-use super::{DraftChoice, DraftDistribution, DraftRule, DraftToken, ProposeRow, Proposer};
+use super::choice::choose;
+use super::{DraftRule, DraftToken, ProposeRow, Proposer};
 use crate::error::EvalError;
-use crate::verify::Coins;
 
 /// Drafts with a drafter on a device without gradient tracking.
 #[derive(Debug)]
@@ -44,69 +42,6 @@ impl<'a> DrafterProposer<'a> {
     /// What the drafter remembers, once a batch has begun.
     pub fn state(&self) -> Option<&DraftState> {
         self.state.as_ref()
-    }
-
-    /// One token for a row from its logits `[V_draft]`, behind `depth` drafts of this round.
-    fn choose(
-        &self,
-        logits: &[f32],
-        rule: &DraftRule,
-        row: &ProposeRow<'_>,
-        depth: usize,
-    ) -> Option<DraftToken> {
-        if logits.iter().any(|value| !value.is_finite()) {
-            return None;
-        }
-        let first = row.tokens.len();
-        let coins = |round| Coins {
-            seed: rule.seed,
-            stream: row.stream,
-            round,
-        };
-        let probabilities = || rule.sampling.probabilities(logits);
-        match rule.choice {
-            DraftChoice::MostProbable => {
-                let draft = argmax(logits)? as u32;
-                Some(DraftToken::certain(self.vocab.to_target(draft)))
-            }
-            DraftChoice::SharedNoise => {
-                let at = NoiseAt {
-                    seed: rule.seed,
-                    stream: row.stream,
-                    position: first + depth,
-                };
-                self.under_noise(&probabilities(), at)
-            }
-            DraftChoice::Drawn => {
-                let coin = coins(None).draft(first + depth);
-                Some(self.drawn(probabilities(), coin))
-            }
-            DraftChoice::DrawnEachRound => {
-                let coin = coins(Some(first)).draft(first + depth);
-                Some(self.drawn(probabilities(), coin))
-            }
-        }
-    }
-
-    fn drawn(&self, probabilities: Vec<f64>, coin: f64) -> DraftToken {
-        DraftToken {
-            id: self.vocab.to_target(draw(&probabilities, coin)),
-            distribution: DraftDistribution::Drawn {
-                probabilities,
-                vocab: Arc::clone(&self.vocab),
-            },
-        }
-    }
-
-    fn under_noise(&self, probabilities: &[f64], at: NoiseAt) -> Option<DraftToken> {
-        let noise = at.weights(self.vocab.target_vocab());
-        let ids = self.vocab.target_ids().iter().copied();
-        let scores = ids
-            .zip(probabilities)
-            .map(|(id, p)| (id, p * noise[id as usize]));
-        // Equal scores: the smaller id, as in the target's own choice.
-        let best = scores.reduce(|best, next| if next.1 > best.1 { next } else { best });
-        best.map(|(id, _)| DraftToken::certain(id))
     }
 }
 
@@ -145,7 +80,7 @@ impl Proposer for DrafterProposer<'_> {
                     continue;
                 }
                 let scores = &logits[index * self.vocab.len()..(index + 1) * self.vocab.len()];
-                let token = self.choose(scores, rule, row, depth);
+                let token = choose(scores, &self.vocab, rule, row, depth);
                 let token = token.ok_or_else(|| EvalError::NotFinite {
                     what: "the drafter's logits",
                     id: self.name.clone(),

@@ -4,9 +4,13 @@
 //! asked for drafts, and told which rows go on. Every drafted token comes with the distribution it was
 //! drawn from; the acceptance test uses exactly those numbers.
 
+mod choice;
 pub mod drafter;
+pub mod model;
 pub mod none;
 pub mod prompt_lookup;
+pub mod suffix;
+mod suffix_automaton;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -19,12 +23,17 @@ use draftsmith_models::vocab::VocabMap;
 use crate::error::EvalError;
 
 pub use drafter::DrafterProposer;
+pub use model::ModelProposer;
 pub use none::NoProposer;
 pub use prompt_lookup::PromptLookup;
+pub use suffix::SuffixLookup;
 
-/// What trained drafters are measured against, as written in run files: plain decoding, prompt lookup,
-/// and each drafter as it was before its first step.
-pub const BASELINES: &[&str] = &["none", "prompt_lookup", UNTRAINED];
+/// What trained drafters are measured against, as written in run files: plain decoding, prompt lookup, the suffix
+/// automaton, a smaller language model, and each drafter as it was before its first step.
+pub const BASELINES: &[&str] = &["none", "prompt_lookup", "suffix", MODEL, UNTRAINED];
+
+/// The baseline that needs `eval.draft_model`.
+pub const MODEL: &str = "model";
 
 /// The baseline whose proposers the caller supplies, because it depends on the trained drafters.
 pub const UNTRAINED: &str = "untrained";

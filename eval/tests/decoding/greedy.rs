@@ -3,7 +3,9 @@
 use draftsmith_eval::decode::{DecodeProgress, Decoder, Sequence, decode};
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::propose::prompt_lookup::LookupConfig;
-use draftsmith_eval::propose::{DrafterProposer, NoProposer, PromptLookup, Proposer};
+use draftsmith_eval::propose::{
+    DrafterProposer, ModelProposer, NoProposer, PromptLookup, Proposer, SuffixLookup,
+};
 use draftsmith_eval::verify;
 use draftsmith_models::generate::{GenerateSettings, Prompt, generate};
 use draftsmith_models::rng::Purpose;
@@ -60,7 +62,12 @@ fn greedy_output_does_not_depend_on_the_drafter_or_the_batch() {
         let settings = settings(0.0, batch_rows);
         let decode = |proposer: &mut dyn Proposer| run(&target, proposer, &sequences, &settings);
         let lookup = LookupConfig { min: 2, max: 4 };
-        let mut outputs = vec![decode(&mut PromptLookup::new(lookup))];
+        let mut model = ModelProposer::new(&target, VOCAB).unwrap();
+        let mut outputs = vec![
+            decode(&mut PromptLookup::new(lookup)),
+            decode(&mut SuffixLookup::new(1)),
+            decode(&mut model),
+        ];
         for (drafters, vocab) in drafters.iter().zip([&full, &reduced]) {
             for drafter in drafters {
                 let name = drafter.family();

@@ -3,7 +3,9 @@
 use draftsmith_eval::decode::{DecodeSettings, SequenceRecord};
 use draftsmith_eval::lossless::compare_text;
 use draftsmith_eval::propose::prompt_lookup::LookupConfig;
-use draftsmith_eval::propose::{DrafterProposer, NoProposer, PromptLookup, Proposer};
+use draftsmith_eval::propose::{
+    DrafterProposer, ModelProposer, NoProposer, PromptLookup, Proposer, SuffixLookup,
+};
 use draftsmith_models::sample::Sampling;
 use draftsmith_models::vocab::VocabMap;
 
@@ -15,7 +17,7 @@ fn accepted(records: &[SequenceRecord]) -> usize {
 }
 
 /// Red under: noise of a position that does not count the depth, or by draft id in place of target id, in
-/// `DrafterProposer::choose`: the text is the same, but next to nothing is accepted.
+/// `propose::choice`: the text is the same, but next to nothing is accepted.
 #[test]
 fn shared_noise_accepts_almost_as_much_as_speculative_sampling() {
     let target = target();
@@ -80,6 +82,12 @@ fn the_text_of_shared_noise_does_not_depend_on_the_drafts() {
                 &decode(&mut PromptLookup::new(lookup), gamma, batch_rows),
                 "lookup",
             );
+            check(
+                &decode(&mut SuffixLookup::new(1), gamma, batch_rows),
+                "suffix",
+            );
+            let mut model = ModelProposer::new(&target, VOCAB).unwrap();
+            check(&decode(&mut model, gamma, batch_rows), "model");
             for (drafters, vocab) in all.iter().zip(&vocabs) {
                 for drafter in drafters {
                     let name = drafter.family();
@@ -142,5 +150,29 @@ fn the_text_of_the_block_rule_does_not_depend_on_the_batch() {
             .records
         });
         assert_eq!(alone, together, "{}", drafter.family());
+    }
+}
+
+/// The target as its own draft model knows what it will draw: all drafts become text, in caches that are rolled back
+/// after every round and rows that leave the batch at different times.
+#[test]
+fn the_target_drafts_for_itself_without_a_miss() {
+    let target = target();
+    let sequences = prompts(9);
+    for (rule, temperature) in [
+        ("gumbel", 1.0),
+        ("sampling", 1.0),
+        ("block", 1.0),
+        ("greedy", 0.0),
+    ] {
+        let settings = DecodeSettings {
+            stop_ids: vec![3],
+            ..settings(temperature, 4)
+        };
+        let mut model = ModelProposer::new(&target, VOCAB).unwrap();
+        let records = run_by(rule, &target, &mut model, &sequences, &settings).records;
+        for round in records.iter().flat_map(|record| &record.rounds) {
+            assert_eq!(round.accepted, round.proposed, "{rule}");
+        }
     }
 }

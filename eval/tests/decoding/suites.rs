@@ -1,7 +1,9 @@
 //! Whole reports.
 
+use draftsmith_eval::compare::{Side, compare};
 use draftsmith_eval::config::EvalConfig;
 use draftsmith_eval::error::EvalError;
+use draftsmith_eval::html;
 use draftsmith_eval::lossless::LosslessCheck;
 use draftsmith_eval::report::{DrafterRecord, FORMAT_VERSION, Report, TargetRecord};
 use draftsmith_eval::suite::{NamedDrafter, Suite, SuiteRun, run};
@@ -76,6 +78,7 @@ fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
         stop_ids: &[15],
         suites: &suites,
         drafters: &drafters,
+        draft_model: None,
         config: &config,
     };
     let mut last = (0, 0);
@@ -98,11 +101,6 @@ fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
                 .is_none_or(LosslessCheck::is_lossless)
         );
         assert!(entry.speed_up.is_some() && entry.tau >= 1.0);
-        assert_eq!(entry.exact.is_some(), entry.proposer == "untrained");
-        if let (Some(exact), 0.0) = (entry.exact, entry.temperature) {
-            // No coin is thrown: what is expected is what happened.
-            assert!((exact.tau - entry.tau).abs() < 1e-9 && entry.rounds_z.is_none());
-        }
         let is_plain = entry.proposer == "none";
         assert_eq!(
             entry.acceptance_by_depth.len(),
@@ -122,12 +120,99 @@ fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
     let report = report(entries);
     report.write(&path).unwrap();
     assert_eq!(Report::read(&path).unwrap(), report);
+    check_page(&report);
+    check_comparison(&report);
     let table = render(&report);
     assert_eq!(table.lines().count(), 1 + 12 + 1);
     assert!(
         table.ends_with("greedy output identical: yes (12 of 12 outputs)\n"),
         "{table}"
     );
+}
+
+/// A suite at a temperature has five plots; nothing is loaded, and no figure is missing.
+fn check_page(report: &Report) {
+    let page = html::render(report);
+    assert_eq!(page.matches("<svg").count(), 4 * 5);
+    for absent in ["http", "<script", "NaN", "inf"] {
+        assert!(!page.contains(absent), "{absent}");
+    }
+}
+
+/// Against itself nothing differs; two proposers of one report are told apart, and what does not fit is refused.
+fn check_comparison(report: &Report) {
+    let whole = Side {
+        report,
+        proposer: None,
+    };
+    let named = |proposer| Side {
+        report,
+        proposer: Some(proposer),
+    };
+    let same = compare(whole, whole).unwrap();
+    assert_eq!(same.len(), 2 * 2 * 2); // not those that never draft
+    assert!(
+        same.iter()
+            .all(|one| one.tau[0].to_bits() == one.tau[1].to_bits())
+    );
+    assert!(same.iter().all(|one| !one.is_clear() && one.prompts >= 2));
+    let two = compare(named("prompt_lookup"), named("untrained")).unwrap();
+    assert_eq!(two.len(), 2 * 2);
+    for one in &two {
+        let tau = |name: &str| {
+            let mut entries = report.entries.iter();
+            let is_it = |entry: &&draftsmith_eval::report::Entry| {
+                entry.suite == one.suite
+                    && entry.temperature.to_bits() == one.temperature.to_bits()
+                    && entry.proposer == name
+            };
+            entries.find(is_it).unwrap().tau
+        };
+        assert!((one.tau[0] - tau("prompt_lookup")).abs() < 1e-12);
+        assert!((one.tau[1] - tau("untrained")).abs() < 1e-12);
+    }
+    let refused = |a, b| compare(a, b).unwrap_err().to_string();
+    assert_eq!(
+        refused(whole, named("eagle4")),
+        "the report has no proposer `eagle4`"
+    );
+    let mut other = report.clone();
+    other.target.fingerprint = "another".to_owned();
+    let other = Side {
+        report: &other,
+        proposer: None,
+    };
+    assert!(refused(whole, other).starts_with("the reports measure different targets: "));
+}
+
+#[test]
+fn drafters_have_the_expectation_for_their_own_text() {
+    let target = target();
+    let vocab = reduced_vocab();
+    let drafter = drafter(&target, &vocab);
+    let (config, suites) = (config(), suites());
+    let input = SuiteRun {
+        target: &target,
+        stop_ids: &[15],
+        suites: &suites,
+        drafters: &[NamedDrafter {
+            name: "drafter".to_owned(),
+            drafter: &drafter,
+            vocab: &vocab,
+        }],
+        draft_model: None,
+        config: &config,
+    };
+    for entry in run(&input, &mut |_| true).unwrap() {
+        assert_eq!(entry.exact.is_some(), entry.proposer == "drafter");
+        let Some(exact) = entry.exact else { continue };
+        if entry.temperature == 0.0 {
+            // No coin is thrown: what is expected is what happened.
+            assert!((exact.tau - entry.tau).abs() < 1e-9 && entry.rounds_z.is_none());
+        } else {
+            assert!(entry.rounds_z.unwrap().abs() < 5.0);
+        }
+    }
 }
 
 #[test]
@@ -144,6 +229,7 @@ fn plain_decoding_is_the_reference_even_when_not_reported() {
         stop_ids: &[],
         suites: &suites,
         drafters: &[],
+        draft_model: None,
         config: &config,
     };
     let entries = run(&input, &mut |_| true).unwrap();

@@ -1,0 +1,71 @@
+//! How a draft is chosen from logits, as the verification rule wants it.
+
+use std::sync::Arc;
+
+use draftsmith_models::gumbel::NoiseAt;
+use draftsmith_models::sample::{argmax, draw};
+use draftsmith_models::vocab::VocabMap;
+
+use super::{DraftChoice, DraftDistribution, DraftRule, DraftToken, ProposeRow};
+use crate::verify::Coins;
+
+/// One token for a row from its logits `[V_draft]`, behind `depth` drafts of this round; `None` when a logit is not a
+/// finite number.
+pub(super) fn choose(
+    logits: &[f32],
+    vocab: &Arc<VocabMap>,
+    rule: &DraftRule,
+    row: &ProposeRow<'_>,
+    depth: usize,
+) -> Option<DraftToken> {
+    if logits.iter().any(|value| !value.is_finite()) {
+        return None;
+    }
+    let first = row.tokens.len();
+    let coin = |round| {
+        let coins = Coins {
+            seed: rule.seed,
+            stream: row.stream,
+            round,
+        };
+        coins.draft(first + depth)
+    };
+    let probabilities = || rule.sampling.probabilities(logits);
+    match rule.choice {
+        DraftChoice::MostProbable => {
+            let draft = argmax(logits)? as u32;
+            Some(DraftToken::certain(vocab.to_target(draft)))
+        }
+        DraftChoice::Drawn => Some(drawn(probabilities(), vocab, coin(None))),
+        DraftChoice::DrawnEachRound => Some(drawn(probabilities(), vocab, coin(Some(first)))),
+        DraftChoice::SharedNoise => {
+            let at = NoiseAt {
+                seed: rule.seed,
+                stream: row.stream,
+                position: first + depth,
+            };
+            under_noise(&probabilities(), vocab, at)
+        }
+    }
+}
+
+fn drawn(probabilities: Vec<f64>, vocab: &Arc<VocabMap>, coin: f64) -> DraftToken {
+    DraftToken {
+        id: vocab.to_target(draw(&probabilities, coin)),
+        distribution: DraftDistribution::Drawn {
+            probabilities,
+            vocab: Arc::clone(vocab),
+        },
+    }
+}
+
+fn under_noise(probabilities: &[f64], vocab: &VocabMap, at: NoiseAt) -> Option<DraftToken> {
+    let noise = at.weights(vocab.target_vocab());
+    let ids = vocab.target_ids().iter().copied();
+    let scores = ids
+        .zip(probabilities)
+        .map(|(id, p)| (id, p * noise[id as usize]));
+    // Equal scores: the smaller id, as in the target's own choice.
+    let best = scores.reduce(|best, next| if next.1 > best.1 { next } else { best });
+    best.map(|(id, _)| DraftToken::certain(id))
+}
