@@ -107,7 +107,7 @@ pub(crate) enum Command {
     Doctor(RunArgs),
     /// Put two reports side by side, prompt by prompt, with paired intervals
     #[command(
-        after_help = "Examples: draftsmith compare runs/a runs/b\n          draftsmith compare runs/a:eagle3 runs/a:mtp"
+        after_help = "Examples: draftsmith compare runs/a runs/b\n          draftsmith compare runs/a:prompt_lookup runs/a:suffix"
     )]
     Compare {
         /// Run folder or `report.json`; `:PROPOSER` behind it names one of its proposers

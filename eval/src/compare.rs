@@ -25,6 +25,10 @@ pub struct Comparison {
     pub suite: String,
     /// Temperature.
     pub temperature: f64,
+    /// Verification rule.
+    pub rule: String,
+    /// Drafts a round, at most.
+    pub gamma: usize,
     /// Proposer on each side.
     pub proposers: [String; 2],
     /// Prompts that both sides have.
@@ -43,7 +47,7 @@ impl Comparison {
     }
 }
 
-/// Compares all entries of the same suite and temperature.
+/// Compares all entries of the same suite, temperature, rule and gamma.
 ///
 /// # Errors
 /// [`EvalError::Setting`] when the targets differ, a proposer is unknown, or nothing fits together.
@@ -70,8 +74,8 @@ pub fn compare(first: Side<'_>, second: Side<'_>) -> Result<Vec<Comparison>, Eva
     let comparisons: Vec<Comparison> = pairs.filter_map(|(a, b)| comparison(a, b)).collect();
     if comparisons.is_empty() {
         return Err(EvalError::setting(
-            "the reports have no suite, temperature and proposer in common",
-            "measure both with the same `[eval] suites` and `temperatures`",
+            "the reports have no suite, temperature, rule, gamma and proposer in common",
+            "measure both with the same `[eval] suites`, `temperatures`, `rule` and `gamma`",
         ));
     }
     Ok(comparisons)
@@ -83,9 +87,7 @@ pub fn differing_settings(first: &Report, second: &Report) -> Vec<String> {
     let figures = |name: &str, a: f64, b: f64| {
         (a.to_bits() != b.to_bits()).then(|| format!("`eval.{name}`: {a} and {b}"))
     };
-    let rules = (a.rule != b.rule).then(|| format!("`eval.rule`: {} and {}", a.rule, b.rule));
     let numbers = [
-        figures("gamma", a.gamma as f64, b.gamma as f64),
         figures(
             "max_new_tokens",
             a.max_new_tokens as f64,
@@ -96,10 +98,7 @@ pub fn differing_settings(first: &Report, second: &Report) -> Vec<String> {
         figures("min_p", a.min_p, b.min_p),
         figures("seed", a.seed as f64, b.seed as f64),
     ];
-    rules
-        .into_iter()
-        .chain(numbers.into_iter().flatten())
-        .collect()
+    numbers.into_iter().flatten().collect()
 }
 
 impl Side<'_> {
@@ -134,7 +133,7 @@ fn is_pair((first, one): (Side<'_>, &Entry), (second, other): (Side<'_>, &Entry)
     };
     let same_setting =
         one.suite == other.suite && one.temperature.to_bits() == other.temperature.to_bits();
-    names && same_setting && one.gamma > 0
+    names && same_setting && one.rule == other.rule && one.gamma == other.gamma && one.gamma > 0
 }
 
 /// `None` when the two have no prompt in common.
@@ -156,6 +155,8 @@ fn comparison(one: &Entry, other: &Entry) -> Option<Comparison> {
     taus.iter().all(|tau| tau.is_finite()).then(|| Comparison {
         suite: one.suite.clone(),
         temperature: one.temperature,
+        rule: one.rule.clone(),
+        gamma: one.gamma,
         proposers: [one.proposer.clone(), other.proposer.clone()],
         prompts: both.len(),
         tau: taus,

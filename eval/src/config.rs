@@ -8,6 +8,7 @@ use draftsmith_models::sample::Sampling;
 use serde::{Deserialize, Serialize};
 
 use crate::error::EvalError;
+use crate::one_or_more::OneOrMore;
 use crate::propose::prompt_lookup::LookupConfig;
 use crate::propose::{BASELINES, MODEL, UNTRAINED};
 use crate::verify;
@@ -26,14 +27,14 @@ pub struct EvalConfig {
     pub top_p: f64,
     /// Drop tokens below this share of the most probable one; 0 keeps all.
     pub min_p: f64,
-    /// Tokens drafted in a round, at most.
-    pub gamma: usize,
+    /// Tokens drafted in a round, at most; a list measures each.
+    pub gamma: OneOrMore<usize>,
     /// Most new tokens for a prompt, the stop token included.
     pub max_new_tokens: usize,
     /// Sequences decoded together; speed depends on it, acceptance does not.
     pub batch_rows: usize,
-    /// Verification rule at temperatures above 0; at 0 it is always `greedy`.
-    pub rule: String,
+    /// Verification rule at temperatures above 0, or a list of them; at 0 it is always `greedy`.
+    pub rule: OneOrMore<String>,
     /// Proposers measured beside the trained drafters.
     pub baselines: Vec<String>,
     /// Folder of the baseline `model`: a smaller model in Hugging Face layout with the target's tokenizer.
@@ -72,10 +73,10 @@ impl Default for EvalConfig {
             top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
-            gamma: 5,
+            gamma: OneOrMore::one(5),
             max_new_tokens: 128,
             batch_rows: 4,
-            rule: "sampling".to_owned(),
+            rule: OneOrMore::one("sampling".to_owned()),
             baselines: ["none", "prompt_lookup", UNTRAINED]
                 .map(str::to_owned)
                 .into(),
@@ -97,7 +98,7 @@ impl EvalConfig {
     /// [`EvalError::Setting`] naming the key, what was expected and what was found.
     pub fn validate(&self) -> Result<(), EvalError> {
         for (key, value) in [
-            ("gamma", self.gamma),
+            ("gamma", self.gamma.iter().copied().min().unwrap_or(0)),
             ("max_new_tokens", self.max_new_tokens),
             ("batch_rows", self.batch_rows),
             ("suffix_min", self.suffix_min),
@@ -136,7 +137,9 @@ impl EvalConfig {
             ));
         }
         self.lookup().validate()?;
-        verify::find(&self.rule)?;
+        for rule in &self.rule {
+            verify::find(rule)?;
+        }
         self.validate_suites()
     }
 
@@ -221,7 +224,7 @@ mod tests {
             config.validate().unwrap_err().to_string()
         };
         assert_eq!(
-            faulty(|c| c.gamma = 0),
+            faulty(|c| c.gamma = OneOrMore::one(0)),
             "`eval.gamma` is 0, expected at least 1"
         );
         assert_eq!(
@@ -229,7 +232,7 @@ mod tests {
             "`eval.baselines` names an unknown proposer `ngram`"
         );
         assert_eq!(
-            faulty(|c| c.rule = "samplin".to_owned()),
+            faulty(|c| c.rule = OneOrMore::one("samplin".to_owned())),
             "`eval.rule` names an unknown verification rule `samplin`"
         );
         assert_eq!(

@@ -63,7 +63,8 @@ pub struct Decoder<'a> {
 }
 
 /// One round of one sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Round {
     /// Drafts that were verified.
     pub proposed: usize,
@@ -74,7 +75,8 @@ pub struct Round {
 }
 
 /// A finished sequence.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SequenceRecord {
     /// Identity, as given.
     pub id: String,

@@ -13,6 +13,8 @@ pub mod error;
 pub mod exact;
 pub mod html;
 pub mod lossless;
+mod one_or_more;
+pub mod parts;
 mod produced;
 pub mod propose;
 pub mod report;
@@ -20,3 +22,5 @@ pub mod round_dp;
 pub mod suite;
 pub mod table;
 pub mod verify;
+
+pub use one_or_more::OneOrMore;

@@ -30,7 +30,9 @@ fn exact_line(exact: &ExactEntry) -> String {
 }
 
 fn header() -> Vec<String> {
-    let mut names = vec!["suite", "T", "proposer", "tau", "95 %", "exact"];
+    let mut names = vec![
+        "suite", "T", "proposer", "rule", "drafts", "tau", "95 %", "exact",
+    ];
     let depths: Vec<String> = (0..SHOWN_DEPTHS).map(|d| format!("accept {d}")).collect();
     names.extend(depths.iter().map(String::as_str));
     names.extend(["tok/s", "speed-up"]);
@@ -45,6 +47,8 @@ fn cells(entry: &Entry) -> Vec<String> {
         entry.suite.clone(),
         entry.temperature.to_string(),
         entry.proposer.clone(),
+        entry.rule.clone(),
+        entry.gamma.to_string(),
         format!("{:.2}", entry.tau),
         interval,
         optional(entry.exact.map(|exact| exact.tau), 2),
@@ -66,7 +70,17 @@ fn optional(value: Option<f64>, digits: usize) -> String {
 
 /// Two reports side by side: tau of both, and the paired interval of the difference where it is clear marked by a star.
 pub fn render_comparisons(comparisons: &[Comparison]) -> String {
-    let names = ["suite", "T", "proposer", "tau", "tau", "difference", "95 %"];
+    let names = [
+        "suite",
+        "T",
+        "proposer",
+        "rule",
+        "drafts",
+        "tau",
+        "tau",
+        "difference",
+        "95 %",
+    ];
     let mut rows = vec![names.map(str::to_owned).to_vec()];
     rows.extend(comparisons.iter().map(comparison_cells));
     let mut lines = align(&rows);
@@ -92,6 +106,8 @@ fn comparison_cells(comparison: &Comparison) -> Vec<String> {
         comparison.suite.clone(),
         comparison.temperature.to_string(),
         proposer,
+        comparison.rule.clone(),
+        comparison.gamma.to_string(),
         format!("{first:.3}"),
         format!("{second:.3}"),
         format!("{:+.3}", second - first),
@@ -150,8 +166,8 @@ fn align(rows: &[Vec<String>]) -> Vec<String> {
     let line = |row: &Vec<String>| {
         let padded = row.iter().enumerate().map(|(column, cell)| {
             let width = widths[column];
-            // Suite and proposer are words.
-            if column == 0 || column == 2 {
+            // Suite, proposer and rule are words.
+            if [0, 2, 3].contains(&column) {
                 format!("{cell:<width$}")
             } else {
                 format!("{cell:>width$}")
@@ -169,16 +185,16 @@ mod tests {
 
     #[test]
     fn columns_are_aligned_and_words_stand_left() {
-        let line = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
+        let line = |cells: [&str; 5]| cells.map(str::to_owned).to_vec();
         let text = align(&[
-            line(["suite", "T", "proposer", "tau"]),
-            line(["gsm8k", "0", "none", "1.00"]),
-            line(["x", "0.7", "prompt_lookup", "11.25"]),
+            line(["suite", "T", "proposer", "rule", "tau"]),
+            line(["gsm8k", "0", "none", "greedy", "1.00"]),
+            line(["x", "0.7", "prompt_lookup", "block", "11.25"]),
         ]);
         let expected = [
-            "suite    T  proposer         tau",
-            "gsm8k    0  none            1.00",
-            "x      0.7  prompt_lookup  11.25",
+            "suite    T  proposer       rule      tau",
+            "gsm8k    0  none           greedy   1.00",
+            "x      0.7  prompt_lookup  block   11.25",
         ];
         assert_eq!(text, expected);
     }

@@ -9,6 +9,7 @@ use draftsmith_eval::config::SuiteConfig;
 use draftsmith_eval::decode::Sequence;
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::html;
+use draftsmith_eval::parts::Parts;
 use draftsmith_eval::propose::UNTRAINED;
 use draftsmith_eval::report::{
     DrafterRecord, Entry, ExactEntry, FORMAT_VERSION, Report, TargetRecord,
@@ -76,7 +77,8 @@ impl Stage for Eval {
             draft_model: draft_model.as_ref(),
             config: &session.run_file().eval,
         };
-        let entries = measure(session, &input)?;
+        let parts = parts(self, session, &loaded)?;
+        let entries = measure(session, &input, &parts)?;
         let report = Report {
             format_version: FORMAT_VERSION,
             generator: format!("draftsmith {}", env!("CARGO_PKG_VERSION")),
@@ -90,8 +92,21 @@ impl Stage for Eval {
         };
         report.write(&report_path(session))?;
         file::write_atomic(&page_path(session), html::render(&report).as_bytes())?;
+        parts.remove()?;
         Ok(())
     }
+}
+
+/// Finished decodes of an evaluation with the same inputs and drafters that did not end.
+fn parts(stage: &Eval, session: &Session, loaded: &[Loaded]) -> anyhow::Result<Parts> {
+    let drafters: Vec<DrafterRecord> = loaded.iter().map(Loaded::record).collect();
+    let inputs =
+        serde_json::to_vec(&(stage.inputs(session)?, drafters, env!("CARGO_PKG_VERSION")))?;
+    let folder = session.folder().join("eval").join("parts");
+    Ok(Parts::open(
+        &folder,
+        blake3::hash(&inputs).to_hex().as_str(),
+    )?)
 }
 
 /// The model of the baseline `model`, if it is measured; its tokens must be the target's.
@@ -115,10 +130,10 @@ fn draft_model(session: &Session) -> anyhow::Result<Option<TargetModel>> {
 }
 
 /// Decodes everything, with progress in sequences.
-fn measure(session: &Session, input: &SuiteRun<'_>) -> anyhow::Result<Vec<Entry>> {
-    let total = input.num_sequences() as u64;
+fn measure(session: &Session, input: &SuiteRun<'_>, parts: &Parts) -> anyhow::Result<Vec<Entry>> {
+    let total = input.num_sequences()? as u64;
     let progress = Progress::new(session.console(), "eval", Some(total), "sequences");
-    let entries = run(input, &mut |at| {
+    let entries = run(input, parts, &mut |at| {
         let note = format!(
             "{} of {}: {} at T={} on {}",
             at.decodes_done + 1,
@@ -139,7 +154,7 @@ fn measure(session: &Session, input: &SuiteRun<'_>) -> anyhow::Result<Vec<Entry>
 fn exact_entries(session: &Session, loaded: &[Loaded]) -> anyhow::Result<Vec<ExactEntry>> {
     let dataset = super::dataset(session)?;
     let validation = super::split(session, &dataset).validation;
-    let rule = &session.run_file().eval.rule;
+    let rules = &session.run_file().eval.rule;
     let mut entries = Vec::new();
     for drafter in &session.run_file().drafter.0 {
         let trained = loaded.iter().find(|one| one.name == drafter.family());
@@ -147,11 +162,21 @@ fn exact_entries(session: &Session, loaded: &[Loaded]) -> anyhow::Result<Vec<Exa
             continue;
         };
         let rows = validation.iter().map(|&row| dataset.row(row)).collect();
-        if let Some(validator) = ExactValidator::new(session, drafter, rows, &trained.card)? {
+        let Some(validator) = ExactValidator::new(session, drafter, rows, &trained.card)? else {
+            continue;
+        };
+        let mut measured: Vec<String> = Vec::new();
+        for rule in rules {
+            let report = validator.report_of(rule, &trained.drafter, RESAMPLES)?;
+            // Greedy text has one rule, and `block` is bounded by `sampling`.
+            if measured.contains(&report.rule) {
+                continue;
+            }
+            measured.push(report.rule.clone());
             entries.push(ExactEntry {
                 drafter: trained.name.clone(),
                 text: "validation".to_owned(),
-                report: validator.report_of(rule, &trained.drafter, RESAMPLES)?,
+                report,
             });
         }
     }
@@ -172,7 +197,7 @@ fn interrupted(error: EvalError, session: &Session) -> anyhow::Error {
     if session.interrupt().is_asked() {
         let file = session.file_name();
         return CliError::Interrupted(format!(
-            "no report was written; `draftsmith eval {file}` starts it again"
+            "finished decodes are kept; `draftsmith eval {file}` goes on behind them"
         ))
         .into();
     }
@@ -275,7 +300,7 @@ fn read_suite(session: &Session, suite: &SuiteConfig) -> anyhow::Result<Suite> {
     let config = &session.run_file().data;
     let eval = &session.run_file().eval;
     let roles = Roles::new(&config.roles)?;
-    let room = eval.max_new_tokens + eval.gamma;
+    let room = eval.max_new_tokens + eval.gamma.max();
     let settings = PromptSettings {
         roles: &roles,
         options: &config.template_options,

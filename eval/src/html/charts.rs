@@ -1,5 +1,7 @@
 //! The plots of one suite at one temperature.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::Palette;
 use super::svg::{Anchor, Drawing};
 use crate::report::Entry;
@@ -156,6 +158,65 @@ pub(super) fn speeds(entries: &[&Entry], palette: &Palette) -> String {
         drawing.bar(from, size, palette.colour(&entry.proposer), &title);
         let place = (RIGHT + 12.0, middle(row) + 4.0);
         drawing.text(place, Anchor::Start, &format!("{speed:.2}x"));
+    }
+    drawing.finish()
+}
+
+/// tau of every proposer by the number of drafts; nothing where only one was measured.
+pub(super) fn taus_by_gamma(entries: &[&Entry], palette: &Palette) -> String {
+    by_gamma(entries, palette, 1.0, |entry| Some(entry.tau))
+}
+
+/// Speed against plain decoding by the number of drafts; nothing where only one was measured.
+pub(super) fn speeds_by_gamma(entries: &[&Entry], palette: &Palette) -> String {
+    by_gamma(entries, palette, 0.0, |entry| entry.speed_up)
+}
+
+fn by_gamma(
+    entries: &[&Entry],
+    palette: &Palette,
+    least: f64,
+    figure: impl Fn(&Entry) -> Option<f64>,
+) -> String {
+    let gammas: BTreeSet<usize> = entries.iter().map(|entry| entry.gamma).collect();
+    let gammas: Vec<usize> = gammas.into_iter().collect();
+    if gammas.len() < 2 || entries.iter().all(|entry| figure(entry).is_none()) {
+        return String::new();
+    }
+    let most = entries.iter().filter_map(|entry| figure(entry));
+    let (top, bottom) = (8.0, 170.0);
+    let y = Scale {
+        values: (least, most.fold(least + 0.5, f64::max)),
+        coordinates: (bottom, top),
+    };
+    let x = Scale {
+        values: (0.0, gammas.len() as f64),
+        coordinates: (36.0, WIDTH - 8.0),
+    };
+    let mut drawing = Drawing::new(WIDTH, bottom + 26.0);
+    for tick in y.ticks(4.0) {
+        drawing.axis((36.0, y.at(tick)), (WIDTH - 8.0, y.at(tick)));
+        drawing.soft((30.0, y.at(tick) + 4.0), Anchor::End, &format!("{tick:.1}"));
+    }
+    for (place, gamma) in gammas.iter().enumerate() {
+        let at = (x.at(place as f64 + 0.5), bottom + 17.0);
+        drawing.soft(at, Anchor::Middle, &gamma.to_string());
+    }
+    let mut by_name: BTreeMap<&str, Vec<(f64, f64, f64)>> = BTreeMap::new();
+    for entry in entries {
+        let place = gammas.iter().position(|gamma| *gamma == entry.gamma);
+        if let (Some(place), Some(value)) = (place, figure(entry)) {
+            let point = (x.at(place as f64 + 0.5), y.at(value), value);
+            by_name.entry(&entry.proposer).or_default().push(point);
+        }
+    }
+    for (name, points) in by_name {
+        let colour = palette.colour(name);
+        let path: Vec<(f64, f64)> = points.iter().map(|(x, y, _)| (*x, *y)).collect();
+        drawing.line(&path, colour, 2.0);
+        for (x, y, value) in points {
+            drawing.dot((x, y), colour, &format!("{name}: {value:.3}"));
+        }
     }
     drawing.finish()
 }

@@ -27,10 +27,10 @@ pub fn render(report: &Report) -> String {
         include_str!("style.css")
     );
     page.push_str(&head(report));
-    page.push_str(&overview(report));
+    page.push_str(&overview(report, &palette));
     page.push_str(&palette.legend());
-    for (suite, temperature) in settings_of(&report.entries) {
-        page.push_str(&section(report, &palette, &suite, temperature));
+    for setting in Setting::all(&report.entries) {
+        page.push_str(&section(report, &palette, setting));
     }
     page.push_str(&exact_section(&report.exact));
     page.push_str(&notes(report));
@@ -71,16 +71,55 @@ impl Palette {
     }
 }
 
-/// Suites and temperatures in the order of the report.
-fn settings_of(entries: &[Entry]) -> Vec<(String, f64)> {
-    let mut settings: Vec<(String, f64)> = Vec::new();
-    for entry in entries {
-        let one = (entry.suite.clone(), entry.temperature);
-        if !settings.contains(&one) {
-            settings.push(one);
+/// What belongs together on the page.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Setting<'a> {
+    suite: &'a str,
+    temperature: f64,
+    rule: &'a str,
+}
+
+impl<'a> Setting<'a> {
+    fn of(entry: &'a Entry) -> Self {
+        Self {
+            suite: &entry.suite,
+            temperature: entry.temperature,
+            rule: &entry.rule,
         }
     }
-    settings
+
+    /// All of a report, in its order.
+    fn all(entries: &'a [Entry]) -> Vec<Self> {
+        let mut settings = Vec::new();
+        for entry in entries.iter().filter(|entry| entry.gamma > 0) {
+            if !settings.contains(&Self::of(entry)) {
+                settings.push(Self::of(entry));
+            }
+        }
+        settings
+    }
+
+    /// Its entries with drafts.
+    fn drafting(self, entries: &'a [Entry]) -> Vec<&'a Entry> {
+        let is_own = |entry: &&'a Entry| Self::of(entry) == self && entry.gamma > 0;
+        entries.iter().filter(is_own).collect()
+    }
+
+    /// Plain decoding, then its entries with the most drafts.
+    fn widest(self, entries: &'a [Entry]) -> Vec<&'a Entry> {
+        let drafting = self.drafting(entries);
+        let gamma = drafting.iter().map(|entry| entry.gamma).max().unwrap_or(0);
+        // Rules that draw alike share one plain decoding.
+        let plain = |entry: &&'a Entry| {
+            entry.gamma == 0
+                && entry.suite == self.suite
+                && entry.temperature.to_bits() == self.temperature.to_bits()
+        };
+        let mut plains: Vec<&Entry> = entries.iter().filter(plain).collect();
+        plains.sort_by_key(|entry| entry.rule != self.rule);
+        let widest = drafting.into_iter().filter(|entry| entry.gamma == gamma);
+        plains.into_iter().take(1).chain(widest).collect()
+    }
 }
 
 fn head(report: &Report) -> String {
@@ -104,26 +143,26 @@ fn head(report: &Report) -> String {
     )
 }
 
-/// One row a proposer, one column a suite and temperature.
-fn overview(report: &Report) -> String {
-    let settings = settings_of(&report.entries);
-    let mut names: Vec<&str> = Vec::new();
-    for entry in &report.entries {
-        if !names.contains(&entry.proposer.as_str()) {
-            names.push(&entry.proposer);
-        }
-    }
+/// One row a proposer, one column a suite, temperature and rule.
+fn overview(report: &Report, palette: &Palette) -> String {
+    let settings = Setting::all(&report.entries);
     let mut table = String::from(
         "<h2>Tokens per target step (tau)</h2>\n<div class=\"wide\"><table><tr><th>proposer</th>",
     );
-    for (suite, temperature) in &settings {
-        let _ = write!(table, "<th>{}<br>T={temperature}</th>", escape(suite));
+    for setting in &settings {
+        let (suite, rule) = (escape(setting.suite), escape(setting.rule));
+        let _ = write!(
+            table,
+            "<th>{suite}<br>T={} <small>{rule}</small></th>",
+            setting.temperature
+        );
     }
     table.push_str("</tr>\n");
-    for name in names {
+    for name in &palette.0 {
         let _ = write!(table, "<tr><td>{}</td>", escape(name));
-        for (suite, temperature) in &settings {
-            let entry = find(&report.entries, suite, *temperature).find(|e| e.proposer == name);
+        for setting in &settings {
+            let entries = setting.widest(&report.entries);
+            let entry = entries.into_iter().find(|entry| entry.proposer == *name);
             let _ = write!(table, "<td>{}</td>", entry.map_or(String::new(), tau_cell));
         }
         table.push_str("</tr>\n");
@@ -139,26 +178,20 @@ fn tau_cell(entry: &Entry) -> String {
     format!("<b>{:.2}</b> {interval}", entry.tau)
 }
 
-fn find<'a>(
-    entries: &'a [Entry],
-    suite: &'a str,
-    temperature: f64,
-) -> impl Iterator<Item = &'a Entry> {
-    let is_wanted = move |entry: &&Entry| {
-        entry.suite == suite && entry.temperature.to_bits() == temperature.to_bits()
-    };
-    entries.iter().filter(is_wanted)
-}
-
-fn section(report: &Report, palette: &Palette, suite: &str, temperature: f64) -> String {
-    let entries: Vec<&Entry> = find(&report.entries, suite, temperature).collect();
-    let Some(first) = entries.first() else {
+fn section(report: &Report, palette: &Palette, setting: Setting<'_>) -> String {
+    let entries = setting.widest(&report.entries);
+    let all = setting.drafting(&report.entries);
+    let (Some(first), Some(widest)) = (entries.first(), entries.last()) else {
         return String::new();
     };
     let plots = [
         (
             "tau, with its 95 % interval; a ring is the exact evaluator",
             charts::taus(&entries, palette),
+        ),
+        (
+            "tau by the number of drafts a round",
+            charts::taus_by_gamma(&all, palette),
         ),
         (
             "acceptance by depth, given that all drafts before were accepted",
@@ -176,6 +209,10 @@ fn section(report: &Report, palette: &Palette, suite: &str, temperature: f64) ->
             "speed against plain decoding",
             charts::speeds(&entries, palette),
         ),
+        (
+            "speed against plain decoding by the number of drafts",
+            charts::speeds_by_gamma(&all, palette),
+        ),
     ];
     let mut figures = String::new();
     for (title, plot) in plots.into_iter().filter(|(_, plot)| !plot.is_empty()) {
@@ -185,12 +222,13 @@ fn section(report: &Report, palette: &Palette, suite: &str, temperature: f64) ->
         );
     }
     format!(
-        "<section><h2>{}, temperature {temperature}</h2>\n<p>{} prompts, verified by <code>{}</code>, up to {} drafts a \
-         round, {} sequences together.</p>\n<div class=\"plots\">{figures}</div></section>\n",
-        escape(suite),
+        "<section><h2>{}, temperature {}</h2>\n<p>{} prompts, verified by <code>{}</code>, up to {} drafts a round, {} \
+         sequences together.</p>\n<div class=\"plots\">{figures}</div></section>\n",
+        escape(setting.suite),
+        setting.temperature,
         first.counts.sequences,
-        escape(&first.rule),
-        entries.iter().map(|entry| entry.gamma).max().unwrap_or(0),
+        escape(setting.rule),
+        widest.gamma,
         first.batch_rows,
     )
 }

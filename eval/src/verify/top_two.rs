@@ -1,7 +1,10 @@
 //! [`TopTwo`]: the two best tokens at a position and how far they are apart.
 
+use serde::{Deserialize, Serialize};
+
 /// The target's two best tokens at one position.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TopTwo {
     /// The best token, which becomes text.
     pub first: u32,

@@ -1,11 +1,14 @@
 //! Whole reports.
 
+use draftsmith_eval::OneOrMore;
 use draftsmith_eval::compare::{Side, compare};
 use draftsmith_eval::config::EvalConfig;
+use draftsmith_eval::decode::TimeSplit;
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::html;
 use draftsmith_eval::lossless::LosslessCheck;
-use draftsmith_eval::report::{DrafterRecord, FORMAT_VERSION, Report, TargetRecord};
+use draftsmith_eval::parts::Parts;
+use draftsmith_eval::report::{DrafterRecord, Entry, FORMAT_VERSION, Report, TargetRecord};
 use draftsmith_eval::suite::{NamedDrafter, Suite, SuiteRun, run};
 use draftsmith_eval::table::render;
 use draftsmith_models::checkpoint::TemplateRecord;
@@ -16,7 +19,7 @@ use crate::tiny::{VOCAB, drafter, prompts, reduced_vocab, target};
 fn config() -> EvalConfig {
     EvalConfig {
         max_new_tokens: 24,
-        gamma: 3,
+        gamma: OneOrMore::one(3),
         ..EvalConfig::default()
     }
 }
@@ -33,7 +36,7 @@ fn suites() -> Vec<Suite> {
     ]
 }
 
-fn report(entries: Vec<draftsmith_eval::report::Entry>) -> Report {
+fn report(entries: Vec<Entry>) -> Report {
     Report {
         format_version: FORMAT_VERSION,
         generator: "test".to_owned(),
@@ -82,7 +85,7 @@ fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
         config: &config,
     };
     let mut last = (0, 0);
-    let entries = run(&input, &mut |progress| {
+    let entries = run(&input, &Parts::none(), &mut |progress| {
         last = (progress.decodes_done, progress.decodes);
         true
     })
@@ -161,7 +164,7 @@ fn check_comparison(report: &Report) {
     for one in &two {
         let tau = |name: &str| {
             let mut entries = report.entries.iter();
-            let is_it = |entry: &&draftsmith_eval::report::Entry| {
+            let is_it = |entry: &&Entry| {
                 entry.suite == one.suite
                     && entry.temperature.to_bits() == one.temperature.to_bits()
                     && entry.proposer == name
@@ -177,7 +180,7 @@ fn check_comparison(report: &Report) {
         "the report has no proposer `eagle4`"
     );
     let mut other = report.clone();
-    other.target.fingerprint = "another".to_owned();
+    "another".clone_into(&mut other.target.fingerprint);
     let other = Side {
         report: &other,
         proposer: None,
@@ -203,7 +206,7 @@ fn drafters_have_the_expectation_for_their_own_text() {
         draft_model: None,
         config: &config,
     };
-    for entry in run(&input, &mut |_| true).unwrap() {
+    for entry in run(&input, &Parts::none(), &mut |_| true).unwrap() {
         assert_eq!(entry.exact.is_some(), entry.proposer == "drafter");
         let Some(exact) = entry.exact else { continue };
         if entry.temperature == 0.0 {
@@ -232,11 +235,11 @@ fn plain_decoding_is_the_reference_even_when_not_reported() {
         draft_model: None,
         config: &config,
     };
-    let entries = run(&input, &mut |_| true).unwrap();
+    let entries = run(&input, &Parts::none(), &mut |_| true).unwrap();
     assert_eq!(entries.len(), 2);
     assert!(entries.iter().all(|entry| entry.lossless.is_some()));
     assert!(matches!(
-        run(&input, &mut |_| false),
+        run(&input, &Parts::none(), &mut |_| false),
         Err(EvalError::Interrupted)
     ));
 }
@@ -251,4 +254,80 @@ fn another_report_version_is_refused_with_both_versions() {
         message.ends_with("format version 1, expected 2"),
         "{message}"
     );
+}
+
+/// Figures that do not depend on the clock.
+fn timeless(mut entries: Vec<Entry>) -> Vec<Entry> {
+    for entry in &mut entries {
+        entry.time = TimeSplit::default();
+        entry.tokens_per_second = 0.0;
+        entry.speed_up = None;
+    }
+    entries
+}
+
+/// A run over several rules and gammas that ends early goes on behind what it had finished, also past a damaged file.
+/// Red under: `load` always `None`; `cell.gamma.min(1)` in `part_name`.
+#[test]
+fn an_interrupted_run_goes_on_behind_what_it_had_finished() {
+    let target = target();
+    let vocab = reduced_vocab();
+    let drafter = drafter(&target, &vocab);
+    let suites = suites();
+    let config = EvalConfig {
+        gamma: OneOrMore::new(vec![1, 3]).unwrap(),
+        rule: OneOrMore::new(["sampling", "gumbel", "block"].map(str::to_owned).into()).unwrap(),
+        baselines: vec!["suffix".to_owned()],
+        ..config()
+    };
+    let input = SuiteRun {
+        target: &target,
+        stop_ids: &[15],
+        suites: &suites,
+        drafters: &[NamedDrafter {
+            name: "drafter".to_owned(),
+            drafter: &drafter,
+            vocab: &vocab,
+        }],
+        draft_model: None,
+        config: &config,
+    };
+    let whole = timeless(run(&input, &Parts::none(), &mut |_| true).unwrap());
+    let page = html::render(&report(whole.clone()));
+    // By setting of two gammas, one plot more; nobody knows a speed.
+    assert_eq!(page.matches("<svg").count(), 2 * (1 + 3) * 4);
+    // By suite: greedy at 0, three rules at 1; two gammas, two proposers.
+    assert_eq!(whole.len(), 2 * (1 + 3) * 2 * 2);
+    for entry in &whole {
+        let is_invariant = ["greedy", "gumbel"].contains(&entry.rule.as_str());
+        assert_eq!(entry.lossless.is_some(), is_invariant);
+        let is_judged_alone = entry.proposer == "drafter" && entry.rule != "block";
+        assert_eq!(entry.exact.is_some(), is_judged_alone);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let parts = Parts::open(folder.path(), "inputs").unwrap();
+    let ended = run(&input, &parts, &mut |at| at.decodes_done < 9);
+    assert!(matches!(ended, Err(EvalError::Interrupted)));
+    let files = |name: &str| {
+        let files = fs_err::read_dir(folder.path()).unwrap();
+        let paths = files.map(|file| file.unwrap().path());
+        paths
+            .filter(|path| !path.ends_with(name))
+            .collect::<Vec<_>>()
+    };
+    let finished = files("key.json");
+    assert_eq!(finished.len(), 9);
+    write_atomic(&finished[0], b"{").unwrap();
+    let parts = Parts::open(folder.path(), "inputs").unwrap();
+    let mut decoded = std::collections::BTreeSet::new();
+    let entries = run(&input, &parts, &mut |at| {
+        decoded.insert(at.decodes_done) | true
+    })
+    .unwrap();
+    assert_eq!(timeless(entries), whole);
+    // Plain decodes of two suites at greedy and gumbel come to the 32 entries.
+    assert_eq!(decoded.len(), 32 + 4 - 9 + 1);
+    // Other inputs: nothing is kept.
+    Parts::open(folder.path(), "others").unwrap();
+    assert!(files("key.json").is_empty());
 }

@@ -1,0 +1,161 @@
+//! [`Cell`]: one decode of a run, and the order of all.
+
+use draftsmith_models::sample::Sampling;
+
+use super::{Suite, SuiteRun};
+use crate::decode::DecodeSettings;
+use crate::error::EvalError;
+use crate::exact::Candidate;
+use crate::propose::{
+    DrafterProposer, MODEL, ModelProposer, NoProposer, PromptLookup, Proposer, SuffixLookup,
+};
+use crate::verify::{self, SpeculativeSampling, VerifyRule};
+
+/// What drafts in a decode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Nothing: plain decoding.
+    Plain,
+    PromptLookup,
+    Suffix,
+    Model,
+    /// A trained drafter by its place.
+    Drafter(usize),
+}
+
+/// One decode.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cell<'a> {
+    pub(super) suite: &'a Suite,
+    pub(super) rule: &'static dyn VerifyRule,
+    pub(super) sampling: Sampling,
+    /// Drafts a round; 0 for plain decoding.
+    pub(super) gamma: usize,
+    pub(super) source: Source,
+}
+
+impl Cell<'_> {
+    pub(super) fn is_plain(&self) -> bool {
+        self.source == Source::Plain
+    }
+}
+
+impl<'a> SuiteRun<'a> {
+    /// All decodes in the order of the report: by suite, temperature, rule, gamma and proposer, each rule behind the
+    /// plain decoding that it is compared with.
+    pub(super) fn cells(&self) -> Result<Vec<Cell<'a>>, EvalError> {
+        let mut cells = Vec::new();
+        for suite in self.suites {
+            for &temperature in &self.config.temperatures {
+                let sampling = self.config.sampling(temperature);
+                let mut plain_rules: Vec<&str> = Vec::new();
+                for rule in self.rules(&sampling)? {
+                    let cell = |rule, gamma, source| Cell {
+                        suite,
+                        rule,
+                        sampling,
+                        gamma,
+                        source,
+                    };
+                    let plain = plain_rule(rule);
+                    let is_needed = rule.is_drafter_invariant() || self.config.has_baseline("none");
+                    if is_needed && !plain_rules.contains(&plain.name()) {
+                        plain_rules.push(plain.name());
+                        cells.push(cell(plain, 0, Source::Plain));
+                    }
+                    for &gamma in &self.config.gamma {
+                        let sources = self.sources().into_iter();
+                        cells.extend(sources.map(|source| cell(rule, gamma, source)));
+                    }
+                }
+            }
+        }
+        Ok(cells)
+    }
+
+    /// The rules at a temperature: `greedy` at 0, else those of the settings.
+    fn rules(&self, sampling: &Sampling) -> Result<Vec<&'static dyn VerifyRule>, EvalError> {
+        let mut rules: Vec<&'static dyn VerifyRule> = Vec::new();
+        for name in &self.config.rule {
+            let rule = verify::for_sampling(name, sampling)?;
+            if !rules.iter().any(|known| known.name() == rule.name()) {
+                rules.push(rule);
+            }
+        }
+        Ok(rules)
+    }
+
+    /// Everything that drafts: the baselines asked for, then the trained drafters.
+    fn sources(&self) -> Vec<Source> {
+        let baselines = [
+            ("prompt_lookup", Source::PromptLookup),
+            ("suffix", Source::Suffix),
+            (MODEL, Source::Model),
+        ];
+        let asked = baselines
+            .into_iter()
+            .filter(|(name, _)| self.config.has_baseline(name))
+            .map(|(_, source)| source);
+        let drafters = (0..self.drafters.len()).map(Source::Drafter);
+        asked.chain(drafters).collect()
+    }
+
+    /// The proposer of a source.
+    pub(super) fn proposer(&self, source: Source) -> Result<Box<dyn Proposer + 'a>, EvalError> {
+        Ok(match source {
+            Source::Plain => Box::new(NoProposer),
+            Source::PromptLookup => Box::new(PromptLookup::new(self.config.lookup())),
+            Source::Suffix => Box::new(SuffixLookup::new(self.config.suffix_min)),
+            Source::Model => {
+                let model = self.draft_model.ok_or_else(|| {
+                    EvalError::setting(
+                        "the baseline `model` has no model",
+                        "set `eval.draft_model` to its folder",
+                    )
+                })?;
+                Box::new(ModelProposer::new(model, self.target.spec().vocab_size)?)
+            }
+            Source::Drafter(index) => {
+                let named = &self.drafters[index];
+                let ends = self.target.ends();
+                let name = named.name.clone();
+                Box::new(DrafterProposer::new(name, named.drafter, ends, named.vocab))
+            }
+        })
+    }
+
+    /// The drafter of a source, where it is a trained one.
+    pub(super) fn candidate(&self, source: Source) -> Option<Candidate<'a>> {
+        let Source::Drafter(index) = source else {
+            return None;
+        };
+        let named = &self.drafters[index];
+        Some(Candidate {
+            drafter: named.drafter,
+            ends: self.target.ends(),
+            vocab: named.vocab,
+        })
+    }
+
+    /// How a cell is decoded.
+    pub(super) fn settings(&self, cell: &Cell<'_>) -> DecodeSettings {
+        DecodeSettings {
+            sampling: cell.sampling,
+            gamma: cell.gamma,
+            max_new_tokens: self.config.max_new_tokens,
+            stop_ids: self.stop_ids.to_vec(),
+            batch_rows: self.config.batch_rows,
+            seed: self.config.seed,
+        }
+    }
+}
+
+/// The rule of the plain decoding that a rule is compared with: without drafts, all rules that draw without shared noise
+/// draw the same text.
+pub(super) fn plain_rule(rule: &'static dyn VerifyRule) -> &'static dyn VerifyRule {
+    if rule.is_drafter_invariant() {
+        rule
+    } else {
+        &SpeculativeSampling
+    }
+}
