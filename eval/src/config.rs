@@ -40,6 +40,15 @@ pub struct EvalConfig {
     /// Folder of the baseline `model`: a smaller model in Hugging Face layout with the target's tokenizer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft_model: Option<PathBuf>,
+    /// Devices for which a speed-up is predicted.
+    pub devices: Vec<String>,
+    /// TOML file of further devices, `[[device]]` each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_file: Option<PathBuf>,
+    /// Sequences decoded together in these predictions.
+    pub predicted_batch: usize,
+    /// Tokens of each sequence in the cache in these predictions.
+    pub predicted_context: usize,
     /// Seed of all draws while decoding.
     pub seed: u64,
     /// Shortest suffix that `prompt_lookup` looks for.
@@ -81,6 +90,10 @@ impl Default for EvalConfig {
                 .map(str::to_owned)
                 .into(),
             draft_model: None,
+            devices: ["h100", "h200", "a100", "l4"].map(str::to_owned).into(),
+            device_file: None,
+            predicted_batch: 1,
+            predicted_context: 1024,
             seed: 0,
             lookup_min: 2,
             lookup_max: 4,
@@ -102,6 +115,7 @@ impl EvalConfig {
             ("max_new_tokens", self.max_new_tokens),
             ("batch_rows", self.batch_rows),
             ("suffix_min", self.suffix_min),
+            ("predicted_batch", self.predicted_batch),
         ] {
             if value == 0 {
                 return Err(out_of_range(key, "0", "at least 1"));

@@ -18,6 +18,7 @@ pub mod parts;
 mod produced;
 pub mod propose;
 pub mod report;
+pub mod roofline;
 pub mod round_dp;
 pub mod suite;
 pub mod table;

@@ -14,6 +14,7 @@ use crate::decode::TimeSplit;
 use crate::error::EvalError;
 use crate::exact::{ExactReport, ExactTau};
 use crate::lossless::LosslessCheck;
+use crate::roofline::Prediction;
 
 /// Version of `report.json`; readers refuse others.
 pub const FORMAT_VERSION: u32 = 2;
@@ -40,6 +41,8 @@ pub struct Report {
     pub entries: Vec<Entry>,
     /// Exact evaluation on given text.
     pub exact: Vec<ExactEntry>,
+    /// What the first exact evaluation of each drafter is worth on the devices of the settings.
+    pub predictions: Vec<Prediction>,
 }
 
 /// Which target was measured.

@@ -339,3 +339,42 @@ fn pitfall_65_validation_never_reaches_the_training_figures() {
     }
     assert_eq!(with, timeless(records(b.path())));
 }
+
+/// Pitfall 75: acceptance on held-out rows peaks at the third of six checkpoints while the loss goes on falling. The third
+/// is the one that evaluation and export take, and every checkpoint's acceptance is in the log.
+/// Red under: `new.score > best.score` in `Run` replaced by `true`.
+#[test]
+fn pitfall_75_the_best_checkpoint_is_that_of_acceptance_not_of_loss_or_the_last() {
+    let mut world = World::new(24);
+    world.train.checkpoint_every = 2;
+    world.train.keep_checkpoints = 6;
+    world.train.validate_every = 2;
+    world.train.epochs = 3;
+    world.optimizer.learning_rate = 1e-2;
+    let scores = [1.1, 1.4, 1.9, 1.8, 1.6, 1.5].repeat(3);
+    let folder = tempfile::tempdir().unwrap();
+    let source = world.source();
+    let mut validator = Scores(scores.clone());
+    let outcome = world.train_with(
+        folder.path(),
+        Resume::Fresh,
+        None,
+        &source,
+        Some(&mut validator),
+    );
+    outcome.0.unwrap();
+    let records = records(folder.path());
+    let losses: Vec<f64> = records.iter().filter_map(|record| record.loss).collect();
+    let half = losses.len() / 2;
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    assert!(mean(&losses[half..]) < mean(&losses[..half]), "{losses:?}");
+    let logged: Vec<f64> = records
+        .iter()
+        .filter_map(|record| record.validation.as_ref()?["tau_gamma_5"])
+        .collect();
+    assert_eq!(logged, scores[..logged.len()]);
+    assert!(logged.len() >= 6);
+    let root = folder.path().join("checkpoints");
+    let best = checkpoint::resolve(&root, "best").unwrap().unwrap();
+    assert_eq!(best, step_folder(folder.path(), 6));
+}

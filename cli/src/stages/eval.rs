@@ -14,9 +14,11 @@ use draftsmith_eval::propose::UNTRAINED;
 use draftsmith_eval::report::{
     DrafterRecord, Entry, ExactEntry, FORMAT_VERSION, Report, TargetRecord,
 };
+use draftsmith_eval::roofline::{Device, Load, Measured, Prediction, predict};
 use draftsmith_eval::suite::{NamedDrafter, Suite, SuiteRun, run};
 use draftsmith_models::checkpoint::{self, DrafterCard};
 use draftsmith_models::drafter::AnyDrafter;
+use draftsmith_models::error::ModelError;
 use draftsmith_models::file;
 use draftsmith_models::fingerprint::target_fingerprint;
 use draftsmith_models::target::TargetModel;
@@ -78,7 +80,9 @@ impl Stage for Eval {
             config: &session.run_file().eval,
         };
         let parts = parts(self, session, &loaded)?;
+        let devices = devices(session)?;
         let entries = measure(session, &input, &parts)?;
+        let exact = exact_entries(session, &loaded)?;
         let report = Report {
             format_version: FORMAT_VERSION,
             generator: format!("draftsmith {}", env!("CARGO_PKG_VERSION")),
@@ -88,7 +92,8 @@ impl Stage for Eval {
             settings: session.run_file().eval.clone(),
             drafters: loaded.iter().map(Loaded::record).collect(),
             entries,
-            exact: exact_entries(session, &loaded)?,
+            predictions: predictions(session, &loaded, &exact, &devices),
+            exact,
         };
         report.write(&report_path(session))?;
         file::write_atomic(&page_path(session), html::render(&report).as_bytes())?;
@@ -107,6 +112,58 @@ fn parts(stage: &Eval, session: &Session, loaded: &[Loaded]) -> anyhow::Result<P
         &folder,
         blake3::hash(&inputs).to_hex().as_str(),
     )?)
+}
+
+/// The devices of the settings.
+fn devices(session: &Session) -> anyhow::Result<Vec<Device>> {
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct DeviceFile {
+        device: Vec<Device>,
+    }
+    let config = &session.run_file().eval;
+    let own = match &config.device_file {
+        None => Vec::new(),
+        Some(path) => {
+            let parsed = toml::from_str::<DeviceFile>(&file::read_text(path)?);
+            let parsed = parsed.map_err(|e| ModelError::malformed(path, "device file", e))?;
+            parsed.device
+        }
+    };
+    let found = config.devices.iter().map(|name| {
+        let device = Device::find(name, &own)?;
+        device.validate()?;
+        Ok(device)
+    });
+    found.collect()
+}
+
+/// What each drafter is worth on each device, by its first exact evaluation.
+fn predictions(
+    session: &Session,
+    loaded: &[Loaded],
+    exact: &[ExactEntry],
+    devices: &[Device],
+) -> Vec<Prediction> {
+    let config = &session.run_file().eval;
+    let load = Load {
+        batch: config.predicted_batch as f64,
+        context: config.predicted_context as f64,
+    };
+    let mut predictions = Vec::new();
+    for one in loaded {
+        let Some(entry) = exact.iter().find(|entry| entry.drafter == one.name) else {
+            continue;
+        };
+        let measured = Measured {
+            name: &one.name,
+            drafter: &one.drafter,
+            report: &entry.report,
+        };
+        let on = |device| predict(measured, session.spec(), device, load);
+        predictions.extend(devices.iter().map(on));
+    }
+    predictions
 }
 
 /// The model of the baseline `model`, if it is measured; its tokens must be the target's.

@@ -6,6 +6,7 @@ mod svg;
 use std::fmt::Write as _;
 
 use crate::report::{Entry, ExactEntry, Report};
+use crate::roofline::{PredictedSpeed, Prediction};
 use crate::table::text_verdicts;
 
 use self::svg::escape;
@@ -33,6 +34,7 @@ pub fn render(report: &Report) -> String {
         page.push_str(&section(report, &palette, setting));
     }
     page.push_str(&exact_section(&report.exact));
+    page.push_str(&predicted_section(&report.predictions));
     page.push_str(&notes(report));
     page.push_str("</main></body></html>\n");
     page
@@ -263,6 +265,44 @@ fn exact_section(entries: &[ExactEntry]) -> String {
         "</table></div>\n<p>Uniform anchors: the mean over all positions that other trainers log. Decoding starts its \
          rounds where drafts failed, so it is not the tau of decoding.</p></section>\n",
     );
+    text
+}
+
+/// Best number of drafts and speed-up of every drafter on every device.
+fn predicted_section(predictions: &[Prediction]) -> String {
+    let Some(first) = predictions.first() else {
+        return String::new();
+    };
+    let mut text = format!(
+        "<section><h2>Predicted speed-up</h2>\n<p>A roofline model, not a measurement: {} sequences of {} tokens, weights and \
+         caches of {} bytes a number, {:.0} % of the peak bandwidth, {:.0} % of the peak throughput, {} microseconds a layer.</p>\n\
+         <div class=\"wide\"><table><tr><th>drafter</th><th>device</th><th>best drafts</th><th>speed-up there</th>\
+         <th>by drafts 1, 2, ..</th></tr>\n",
+        first.load.batch,
+        first.load.context,
+        first.device.bytes_per_number,
+        100.0 * first.device.bandwidth_share,
+        100.0 * first.device.compute_share,
+        first.device.microseconds_per_layer,
+    );
+    for prediction in predictions {
+        let speed = |speed: &PredictedSpeed| format!("{:.2}", speed.speed_up);
+        let all: Vec<String> = prediction.by_gamma.iter().map(speed).collect();
+        let best = prediction
+            .by_gamma
+            .iter()
+            .find(|speed| speed.gamma == prediction.best_gamma);
+        let best = best.map_or("1.00".to_owned(), speed);
+        let _ = writeln!(
+            text,
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td><b>{best}x</b></td><td>{}</td></tr>",
+            escape(&prediction.drafter),
+            escape(&prediction.device.name),
+            prediction.best_gamma,
+            all.join(", "),
+        );
+    }
+    text.push_str("</table></div></section>\n");
     text
 }
 

@@ -61,6 +61,7 @@ fn report(entries: Vec<Entry>) -> Report {
         }],
         entries,
         exact: Vec::new(),
+        predictions: Vec::new(),
     }
 }
 

@@ -265,6 +265,10 @@ impl Drafter for Dflash {
         Some(self.shape.num_depths())
     }
 
+    fn num_layers(&self) -> usize {
+        self.layers.len()
+    }
+
     fn training_slots(&self, tokens: &TokenBatch, draw: AnchorDraw) -> Vec<Slot> {
         let drawn = draw.anchors(tokens, self.shape.anchors_per_row);
         let mut slots = batch_slots(tokens, self.num_depths());

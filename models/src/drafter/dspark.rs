@@ -197,6 +197,10 @@ impl Drafter for Dspark {
         self.core.max_depths()
     }
 
+    fn num_layers(&self) -> usize {
+        self.core.num_layers()
+    }
+
     fn training_slots(&self, tokens: &TokenBatch, draw: AnchorDraw) -> Vec<Slot> {
         self.core.training_slots(tokens, draw)
     }

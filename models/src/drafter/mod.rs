@@ -142,6 +142,16 @@ pub trait Drafter: Module {
         None
     }
 
+    /// Decoder layers, each with keys and values of the target's head shape.
+    fn num_layers(&self) -> usize {
+        1
+    }
+
+    /// Numbers that a drafting pass reads, the head included.
+    fn num_weights(&self) -> usize {
+        self.num_params()
+    }
+
     /// The slots trained in one step, row after row, each ordered as by [`crate::slot::valid_slots`].
     fn training_slots(&self, tokens: &TokenBatch, draw: AnchorDraw) -> Vec<Slot>;
 
@@ -360,6 +370,10 @@ macro_rules! drafter_families {
             fn num_depths(&self) -> usize;
             /// See [`Drafter::max_depths`].
             fn max_depths(&self) -> Option<usize>;
+            /// See [`Drafter::num_layers`].
+            fn num_layers(&self) -> usize;
+            /// See [`Drafter::num_weights`].
+            fn num_weights(&self) -> usize;
             /// See [`Drafter::training_slots`].
             fn training_slots(&self, tokens: &TokenBatch, draw: AnchorDraw) -> Vec<Slot>;
             /// See [`Drafter::passes`].
