@@ -70,6 +70,17 @@ pub(crate) struct InspectArgs {
     pub(crate) rows: usize,
 }
 
+/// Arguments of `draftsmith doctor`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// The run file.
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    /// Also decode `[eval] suites` under every verification rule and check that the text is the target's own
+    #[arg(long)]
+    pub(crate) lossless: bool,
+}
+
 /// One verb each.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -103,8 +114,8 @@ pub(crate) enum Command {
     #[command(after_help = "Example: draftsmith inspect configs/quickstart.toml --rows 1")]
     Inspect(InspectArgs),
     /// Check device, target, tokenizer, vocabulary and training/serving parity
-    #[command(after_help = "Example: draftsmith doctor configs/quickstart.toml")]
-    Doctor(RunArgs),
+    #[command(after_help = "Example: draftsmith doctor configs/quickstart.toml --lossless")]
+    Doctor(DoctorArgs),
     /// Put two reports side by side, prompt by prompt, with paired intervals
     #[command(
         after_help = "Examples: draftsmith compare runs/a runs/b\n          draftsmith compare runs/a:prompt_lookup runs/a:suffix"

@@ -268,6 +268,9 @@ fn doctor_inspect_plan_and_show_work_on_a_prepared_run() {
     assert_eq!(place.run(&["run", "run.toml"]).code, 0);
     for arguments in [
         &["doctor", "run.toml"][..],
+        &["doctor", "run.toml", "--lossless"],
+        &["compare", "out", "out"],
+        &["compare", "out:prompt_lookup", "out/eval/report.json:prompt_lookup"],
         &["inspect", "run.toml", "--rows", "1"],
         &["plan", "run.toml"],
         &["plan", "run.toml", "--json"],

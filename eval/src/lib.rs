@@ -21,6 +21,7 @@ pub mod report;
 pub mod roofline;
 pub mod round_dp;
 pub mod suite;
+pub mod surprise;
 pub mod table;
 pub mod verify;
 

@@ -30,6 +30,8 @@ pub struct Part {
     pub time: TimeSplit,
     /// The exact evaluation of the produced text, where there is one.
     pub exact: Option<ExactTau>,
+    /// How surprising the text is, in standard deviations.
+    pub text_z: Option<f64>,
 }
 
 #[derive(Serialize, Deserialize)]

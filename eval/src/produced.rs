@@ -1,4 +1,4 @@
-//! The exact evaluator on text that decoding has produced.
+//! What can be said about text that decoding has produced.
 
 use draftsmith_models::batch::TokenRow;
 use draftsmith_models::sample::Sampling;
@@ -7,6 +7,7 @@ use draftsmith_models::target::TargetModel;
 use crate::decode::{Sequence, SequenceRecord};
 use crate::error::EvalError;
 use crate::exact::{Candidate, ExactSettings, ExactTau, exact_with};
+use crate::surprise::text_z;
 use crate::verify::VerifyRule;
 
 /// Rows that go through the target together, at most: their states are all in memory.
@@ -24,6 +25,20 @@ pub(crate) struct Decoded<'a> {
 }
 
 impl Decoded<'_> {
+    /// How surprising the text of `records`, the continuations of `sequences`, is beside the target's own.
+    pub(crate) fn text_z(
+        &self,
+        sequences: &[Sequence],
+        records: &[SequenceRecord],
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Option<f64> {
+        if self.sampling.is_greedy() {
+            return None;
+        }
+        let rows = rows(sequences, records);
+        text_z(self.target, &self.sampling, &rows, BATCH_ROWS, goes_on)
+    }
+
     /// What the exact evaluator expects of a drafter on the text of `records`, the continuations of `sequences`; `None`
     /// for rules without one, and where no text has a round. `goes_on` is asked between batches.
     pub(crate) fn exact(
@@ -46,9 +61,7 @@ impl Decoded<'_> {
             seed: self.seed,
             ..ExactSettings::default()
         };
-        // Neighbours in length share a batch, so that little is padded.
-        let mut rows: Vec<TokenRow> = sequences.iter().zip(records).map(row).collect();
-        rows.sort_by_key(TokenRow::len);
+        let rows = rows(sequences, records);
         let spec = candidate.drafter.state_spec();
         let report = exact_with(candidate, &rows, &settings, |tokens| {
             if !goes_on() {
@@ -63,6 +76,13 @@ impl Decoded<'_> {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Neighbours in length share a batch, so that little is padded.
+fn rows(sequences: &[Sequence], records: &[SequenceRecord]) -> Vec<TokenRow> {
+    let mut rows: Vec<TokenRow> = sequences.iter().zip(records).map(row).collect();
+    rows.sort_by_key(TokenRow::len);
+    rows
 }
 
 /// A continuation as a row whose new tokens the target generated.

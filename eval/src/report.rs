@@ -107,6 +107,9 @@ pub struct Entry {
     /// Rounds of decoding less those that the exact evaluator expects for this text, over the standard deviation that
     /// the coins leave; standard normal if both are right. Absent where no coin is thrown.
     pub rounds_z: Option<f64>,
+    /// How surprising the text is beside text of the target's own law, standard normal if the rule is lossless; absent
+    /// where nothing is drawn.
+    pub text_z: Option<f64>,
     /// Mean over prompts of each prompt's own tau.
     pub tau_mean_of_prompts: Option<f64>,
     /// The length serving engines print: 1 + accepted / rounds with a draft.

@@ -3,6 +3,7 @@
 use crate::compare::Comparison;
 use crate::lossless::LosslessCheck;
 use crate::report::{Entry, ExactEntry, Report};
+use crate::surprise::z_bound;
 
 /// Depths whose acceptance is shown.
 const SHOWN_DEPTHS: usize = 3;
@@ -14,6 +15,11 @@ pub fn render(report: &Report) -> String {
     let mut lines = align(&rows);
     lines.extend(report.exact.iter().map(exact_line));
     lines.extend(text_verdicts(&report.entries));
+    lines.extend(
+        chance_verdicts(&report.entries)
+            .into_iter()
+            .map(|(words, _)| words),
+    );
     lines.push(String::new());
     lines.join("\n")
 }
@@ -130,6 +136,28 @@ pub fn text_verdicts(entries: &[Entry]) -> Vec<String> {
         format!("{rule} output identical: {}", verdict(&checks))
     };
     rules.iter().map(of_rule).collect()
+}
+
+/// Whether the drawn text and the rounds it took are what theory says, over all entries; each as (words, whether it holds).
+pub fn chance_verdicts(entries: &[Entry]) -> Vec<(String, bool)> {
+    let verdict = |what: &str, figures: Vec<f64>| {
+        let most = figures.iter().map(|z| z.abs()).reduce(f64::max)?;
+        let bound = z_bound(figures.len());
+        let words = format!(
+            "{what}: largest |z| {most:.2} of {} (bound {bound:.2})",
+            figures.len()
+        );
+        Some((words, most <= bound))
+    };
+    let texts = entries.iter().filter_map(|entry| entry.text_z).collect();
+    let rounds = entries.iter().filter_map(|entry| entry.rounds_z).collect();
+    [
+        verdict("drawn text against the target's law", texts),
+        verdict("rounds against their expectation", rounds),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn verdict(checks: &[&LosslessCheck]) -> String {

@@ -25,7 +25,7 @@ const CHECK_LEN: usize = 24;
 
 /// Outcome of one check.
 #[derive(Debug, Serialize)]
-struct Check {
+pub(super) struct Check {
     name: String,
     passed: bool,
     detail: String,
@@ -35,7 +35,7 @@ struct Check {
 }
 
 impl Check {
-    fn new(name: impl Into<String>, passed: bool, detail: impl Into<String>) -> Self {
+    pub(super) fn new(name: impl Into<String>, passed: bool, detail: impl Into<String>) -> Self {
         Self {
             name: name.into(),
             passed,
@@ -46,7 +46,7 @@ impl Check {
 }
 
 /// Runs all checks; fails when one of them does.
-pub(crate) fn doctor(session: &Session) -> anyhow::Result<()> {
+pub(crate) fn doctor(session: &Session, lossless: bool) -> anyhow::Result<()> {
     let mut checks = vec![device_check(session)];
     checks.extend(tokenizer_checks(session));
     for run in &session.run_file().drafter.0 {
@@ -54,6 +54,9 @@ pub(crate) fn doctor(session: &Session) -> anyhow::Result<()> {
         if session.run_file().run.device != DeviceChoice::Cpu {
             checks.push(gradients_check(session, run)?);
         }
+    }
+    if lossless {
+        checks.extend(super::lossless::checks(session)?);
     }
     session.console().value(&checks, || describe(&checks))?;
     let failed = checks.iter().filter(|check| !check.passed).count();

@@ -5,6 +5,7 @@ mod completions;
 mod doctor;
 mod gradient_check;
 mod inspect;
+mod lossless;
 mod plan;
 mod run;
 mod target;
@@ -42,7 +43,10 @@ pub(crate) fn dispatch(command: Command, console: Console) -> anyhow::Result<()>
             let rows = args.rows;
             inspect::inspect(&Session::open(&args.run, Restart::Fresh, console)?, rows)
         }
-        Command::Doctor(args) => doctor::doctor(&Session::open(&args, Restart::Fresh, console)?),
+        Command::Doctor(args) => {
+            let session = Session::open(&args.run, Restart::Fresh, console)?;
+            doctor::doctor(&session, args.lossless)
+        }
         Command::Target(command) => target::target(command, &console),
         Command::Compare { first, second } => compare::compare(&first, &second, &console),
         Command::Completions { shell } => {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use draftsmith_data::prompts::{self, PromptSettings};
 use draftsmith_data::source::Roles;
 use draftsmith_data::tokenizer::ChatTokenizer;
-use draftsmith_eval::config::SuiteConfig;
+use draftsmith_eval::config::{EvalConfig, SuiteConfig};
 use draftsmith_eval::decode::Sequence;
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::html;
@@ -17,11 +17,12 @@ use draftsmith_eval::report::{
 use draftsmith_eval::roofline::{Device, Load, Measured, Prediction, predict};
 use draftsmith_eval::suite::{NamedDrafter, Suite, SuiteRun, run};
 use draftsmith_models::checkpoint::{self, DrafterCard};
-use draftsmith_models::drafter::AnyDrafter;
+use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
 use draftsmith_models::error::ModelError;
 use draftsmith_models::file;
 use draftsmith_models::fingerprint::target_fingerprint;
 use draftsmith_models::target::TargetModel;
+use draftsmith_models::vocab::VocabMap;
 
 use super::parts::ExactValidator;
 use crate::errors::CliError;
@@ -184,6 +185,45 @@ fn draft_model(session: &Session) -> anyhow::Result<Option<TargetModel>> {
         .into());
     }
     Ok(Some(session.load_model(folder)?))
+}
+
+/// Decodes the suites under other settings and without a report: with the trained drafters, or with fresh ones where none
+/// was trained yet.
+pub(crate) fn decode_unreported(
+    session: &Session,
+    config: &EvalConfig,
+) -> anyhow::Result<Vec<Entry>> {
+    let vocab = VocabMap::full(session.spec().vocab_size);
+    let mut fresh = Vec::new();
+    let mut trained = Vec::new();
+    for run in &session.run_file().drafter.0 {
+        if let Ok(folder) = super::train::chosen_checkpoint(session, run) {
+            trained.push(load(session, run.family().to_owned(), folder)?);
+            continue;
+        }
+        let context = DrafterContext {
+            target: session.spec(),
+            ends: session.target()?.ends(),
+            vocab: &vocab,
+        };
+        let drafter = AnyDrafter::init(&run.config, context, 0, session.device())?;
+        fresh.push((format!("{} {UNTRAINED}", run.family()), drafter));
+    }
+    let mut drafters: Vec<NamedDrafter<'_>> = trained.iter().map(Loaded::named).collect();
+    drafters.extend(fresh.iter().map(|(name, drafter)| NamedDrafter {
+        name: name.clone(),
+        drafter,
+        vocab: &vocab,
+    }));
+    let input = SuiteRun {
+        target: session.target()?,
+        stop_ids: &super::stop_ids(session)?,
+        suites: &suites(session)?,
+        drafters: &drafters,
+        draft_model: None,
+        config,
+    };
+    measure(session, &input, &Parts::none())
 }
 
 /// Decodes everything, with progress in sequences.

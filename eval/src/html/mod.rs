@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use crate::report::{Entry, ExactEntry, Report};
 use crate::roofline::{PredictedSpeed, Prediction};
-use crate::table::text_verdicts;
+use crate::table::{chance_verdicts, text_verdicts};
 
 use self::svg::escape;
 
@@ -130,7 +130,11 @@ fn head(report: &Report) -> String {
         let class = if text.contains("NO (") { "bad" } else { "good" };
         format!("<p class=\"{class}\">{}</p>\n", escape(text))
     };
-    let verdicts: String = text_verdicts(&report.entries).iter().map(verdict).collect();
+    let mut verdicts: String = text_verdicts(&report.entries).iter().map(verdict).collect();
+    for (words, holds) in chance_verdicts(&report.entries) {
+        let class = if holds { "good" } else { "bad" };
+        let _ = writeln!(verdicts, "<p class=\"{class}\">{}</p>", escape(&words));
+    }
     format!(
         "<header><h1>Acceptance of drafters</h1>\n<p>{} with {} layers, width {}, {} tokens, {} on {}; target \
          <code>{}</code>; {}.</p>\n{verdicts}</header>\n",

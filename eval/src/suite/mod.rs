@@ -231,10 +231,12 @@ impl Runner<'_, '_> {
             Some(candidate) => decoded.exact(candidate, prompts, &output.records, &mut goes_on)?,
             None => None,
         };
+        let text_z = decoded.text_z(prompts, &output.records, &mut goes_on);
         Ok(Part {
             records: output.records,
             time: output.time,
             exact,
+            text_z,
         })
     }
 
@@ -254,6 +256,7 @@ impl Runner<'_, '_> {
             tau_interval: ratio_interval(&pairs, RESAMPLES, self.input.config.seed),
             exact: part.exact,
             rounds_z: part.exact.and_then(|exact| exact.z(rounds)),
+            text_z: part.text_z,
             tau_mean_of_prompts: mean_tau_of_sequences(&part.records),
             engine_length: counts.engine_length(),
             acceptance_by_depth: counts.acceptance_by_depth(),
