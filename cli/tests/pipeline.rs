@@ -270,7 +270,11 @@ fn doctor_inspect_plan_and_show_work_on_a_prepared_run() {
         &["doctor", "run.toml"][..],
         &["doctor", "run.toml", "--lossless"],
         &["compare", "out", "out"],
-        &["compare", "out:prompt_lookup", "out/eval/report.json:prompt_lookup"],
+        &[
+            "compare",
+            "out:prompt_lookup",
+            "out/eval/report.json:prompt_lookup",
+        ],
         &["inspect", "run.toml", "--rows", "1"],
         &["plan", "run.toml"],
         &["plan", "run.toml", "--json"],

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::EvalError;
 use crate::one_or_more::OneOrMore;
 use crate::propose::prompt_lookup::LookupConfig;
+use crate::propose::tree::TreeShape;
 use crate::propose::{BASELINES, MODEL, UNTRAINED};
 use crate::verify;
 
@@ -29,6 +30,10 @@ pub struct EvalConfig {
     pub min_p: f64,
     /// Tokens drafted in a round, at most; a list measures each.
     pub gamma: OneOrMore<usize>,
+    /// Drafts of a tree that are verified, at most; 0 measures chains only. `gamma` is the depth then.
+    pub tree_nodes: usize,
+    /// Entries of a tree that are drafted behind at each depth, and drafts behind each of them.
+    pub tree_width: usize,
     /// Most new tokens for a prompt, the stop token included.
     pub max_new_tokens: usize,
     /// Sequences decoded together; speed depends on it, acceptance does not.
@@ -83,6 +88,8 @@ impl Default for EvalConfig {
             top_p: 1.0,
             min_p: 0.0,
             gamma: OneOrMore::one(5),
+            tree_nodes: 0,
+            tree_width: 4,
             max_new_tokens: 128,
             batch_rows: 4,
             rule: OneOrMore::one("sampling".to_owned()),
@@ -113,6 +120,7 @@ impl EvalConfig {
         for (key, value) in [
             ("gamma", self.gamma.iter().copied().min().unwrap_or(0)),
             ("max_new_tokens", self.max_new_tokens),
+            ("tree_width", self.tree_width),
             ("batch_rows", self.batch_rows),
             ("suffix_min", self.suffix_min),
             ("predicted_batch", self.predicted_batch),
@@ -165,6 +173,14 @@ impl EvalConfig {
             top_p: self.top_p,
             min_p: self.min_p,
         }
+    }
+
+    /// How trees are grown, if they are measured.
+    pub fn tree(&self) -> Option<TreeShape> {
+        (self.tree_nodes > 0).then_some(TreeShape {
+            width: self.tree_width,
+            nodes: self.tree_nodes,
+        })
     }
 
     /// Whether the baseline of that name is to be measured.

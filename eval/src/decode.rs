@@ -7,6 +7,7 @@
 //! floating-point rounding of batched matrix products).
 
 mod batch;
+mod tree;
 
 use draftsmith_models::generate::FinishReason;
 use draftsmith_models::rng::stable_hash;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::EvalError;
 use crate::propose::Proposer;
+use crate::propose::tree::TreeShape;
 use crate::verify::{TopTwo, VerifyRule};
 
 /// A prompt to continue.
@@ -47,6 +49,8 @@ pub struct DecodeSettings {
     pub stop_ids: Vec<u32>,
     /// Sequences decoded together, at most.
     pub batch_rows: usize,
+    /// Verify trees of drafts instead of chains; only under rules by which the target draws for itself.
+    pub tree: Option<TreeShape>,
     /// Seed of all draws.
     pub seed: u64,
 }
@@ -192,6 +196,15 @@ fn check_settings(decoder: &Decoder<'_>) -> Result<(), EvalError> {
                 settings.sampling.temperature
             ),
             "use `sampling` at temperatures above 0",
+        ));
+    }
+    if settings.tree.is_some() && !decoder.rule.walks_trees() {
+        return Err(EvalError::setting(
+            format!(
+                "the verification rule `{}` knows no trees of drafts",
+                decoder.rule.name()
+            ),
+            "`greedy`, `gumbel` and `target_only` walk them",
         ));
     }
     if settings.max_new_tokens == 0 {

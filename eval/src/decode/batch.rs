@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use draftsmith_models::batch::{StateSpec, TargetStates, index_tensor, padded_ids};
-use draftsmith_models::drafter::Committed;
+use draftsmith_models::batch::{StateSpec, TargetStates, index_tensor};
 use draftsmith_models::generate::FinishReason;
 use draftsmith_models::target::{KvCache, NewTokens};
 use draftsmith_models::weights::host_values;
@@ -38,16 +37,16 @@ pub(super) fn decode_batch(
 
 /// A sequence that has not ended.
 #[derive(Debug)]
-struct Row {
+pub(super) struct Row {
     /// Place in the batch as given.
     place: usize,
-    id: String,
-    stream: u64,
+    pub(super) id: String,
+    pub(super) stream: u64,
     prompt_len: usize,
     /// Prompt and continuation.
-    ids: Vec<u32>,
-    rounds: Vec<Round>,
-    top_two: Vec<TopTwo>,
+    pub(super) ids: Vec<u32>,
+    pub(super) rounds: Vec<Round>,
+    pub(super) top_two: Vec<TopTwo>,
 }
 
 impl Row {
@@ -81,13 +80,13 @@ impl Row {
     }
 }
 
-struct Batch<'a, 'p> {
-    decoder: &'a Decoder<'a>,
-    proposer: &'p mut dyn Proposer,
-    want: StateSpec,
-    cache: KvCache,
-    rows: Vec<Row>,
-    time: TimeSplit,
+pub(super) struct Batch<'a, 'p> {
+    pub(super) decoder: &'a Decoder<'a>,
+    pub(super) proposer: &'p mut dyn Proposer,
+    pub(super) want: StateSpec,
+    pub(super) cache: KvCache,
+    pub(super) rows: Vec<Row>,
+    pub(super) time: TimeSplit,
 }
 
 impl<'a, 'p> Batch<'a, 'p> {
@@ -99,7 +98,7 @@ impl<'a, 'p> Batch<'a, 'p> {
         let settings = decoder.settings;
         let longest = sequences.iter().map(|s| s.prompt.len()).max().unwrap_or(0);
         // Drafts are written behind the text, and a short row is padded like its longest neighbour.
-        let capacity = longest + settings.max_new_tokens + 2 * settings.gamma + 1;
+        let capacity = longest + settings.max_new_tokens + 2 * settings.gamma + 2;
         proposer.begin(sequences.len(), capacity);
         let rows = sequences.iter().enumerate().map(|(place, sequence)| Row {
             place,
@@ -138,6 +137,13 @@ impl<'a, 'p> Batch<'a, 'p> {
 
     /// One round for every row; returns the number of new tokens.
     fn round(&mut self) -> Result<usize, EvalError> {
+        match self.decoder.settings.tree {
+            Some(shape) => self.tree_round(shape),
+            None => self.chain_round(),
+        }
+    }
+
+    fn chain_round(&mut self) -> Result<usize, EvalError> {
         let start = Instant::now();
         let drafts = self.propose()?;
         let drafted = Instant::now();
@@ -175,22 +181,10 @@ impl<'a, 'p> Batch<'a, 'p> {
 
     /// Drafts of every row, cut behind a stop token: nothing after it could become text.
     fn propose(&mut self) -> Result<Vec<Vec<DraftToken>>, EvalError> {
+        let rule = self.draft_rule();
         let settings = self.decoder.settings;
-        let rows: Vec<ProposeRow<'_>> = self
-            .rows
-            .iter()
-            .map(|row| ProposeRow {
-                tokens: &row.ids,
-                max_tokens: row.max_drafts(settings),
-                stream: row.stream,
-            })
-            .collect();
-        let rule = DraftRule {
-            sampling: settings.sampling,
-            choice: self.decoder.rule.draft_choice(),
-            seed: settings.seed,
-        };
-        let mut drafts = self.proposer.propose(&rows, &rule)?;
+        let (rows, proposer) = self.rows_to_propose();
+        let mut drafts = proposer.propose(&rows, &rule)?;
         for (drafts, row) in drafts.iter_mut().zip(&rows) {
             let is_stop = |draft: &DraftToken| settings.stop_ids.contains(&draft.id);
             let end = drafts
@@ -202,6 +196,25 @@ impl<'a, 'p> Batch<'a, 'p> {
         Ok(drafts)
     }
 
+    pub(super) fn draft_rule(&self) -> DraftRule {
+        DraftRule {
+            sampling: self.decoder.settings.sampling,
+            choice: self.decoder.rule.draft_choice(),
+            seed: self.decoder.settings.seed,
+        }
+    }
+
+    /// What is asked of the proposer, and the proposer.
+    pub(super) fn rows_to_propose(&mut self) -> (Vec<ProposeRow<'_>>, &mut dyn Proposer) {
+        let settings = self.decoder.settings;
+        let rows = self.rows.iter().map(|row| ProposeRow {
+            tokens: &row.ids,
+            max_tokens: row.max_drafts(settings),
+            stream: row.stream,
+        });
+        (rows.collect(), &mut *self.proposer)
+    }
+
     /// Runs new tokens of every row behind the cached ones.
     fn forward(&mut self, new: &[Vec<u32>]) -> TargetStates {
         let target = self.decoder.target;
@@ -211,7 +224,12 @@ impl<'a, 'p> Batch<'a, 'p> {
     }
 
     /// Logits of entries `starts[b] .. starts[b] + nums[b]` of every row, flat `[sum(nums) * V]`.
-    fn logits(&self, states: &TargetStates, starts: &[usize], nums: &[usize]) -> Vec<f32> {
+    pub(super) fn logits(
+        &self,
+        states: &TargetStates,
+        starts: &[usize],
+        nums: &[usize],
+    ) -> Vec<f32> {
         let target = self.decoder.target;
         let [num_rows, len, width] = states.final_hidden.dims();
         let wanted = (0..num_rows)
@@ -282,19 +300,7 @@ impl<'a, 'p> Batch<'a, 'p> {
         for (index, row) in self.rows.iter().enumerate() {
             self.cache.truncate(index, row.ids.len() - 1);
         }
-        let longest = committed.iter().max().copied().unwrap_or(0);
-        let next: Vec<&[u32]> = self
-            .rows
-            .iter()
-            .zip(committed)
-            .map(|(row, new)| &row.ids[row.ids.len() - new..])
-            .collect();
-        self.proposer.commit(&Committed {
-            aux: states.aux.narrow(1, 0, longest),
-            final_hidden: states.final_hidden.narrow(1, 0, longest),
-            next_ids: padded_ids(&next, self.decoder.target.device()),
-            lens: committed.to_vec(),
-        });
+        self.tell_proposer(states, committed);
     }
 
     /// Moves ended rows out of the batch; returns how many.

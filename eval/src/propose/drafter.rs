@@ -9,6 +9,7 @@ use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::host_values;
 
 use super::choice::choose;
+use super::tree::{DraftTree, Grower, TreeShape};
 use super::{DraftRule, DraftToken, ProposeRow, Proposer};
 use crate::error::EvalError;
 
@@ -91,6 +92,30 @@ impl Proposer for DrafterProposer<'_> {
         }
         self.state = Some(state);
         Ok(drafts)
+    }
+
+    fn propose_trees(
+        &mut self,
+        rows: &[ProposeRow<'_>],
+        rule: &DraftRule,
+        shape: TreeShape,
+    ) -> Result<Vec<DraftTree>, EvalError> {
+        let Some(state) = self.state.clone() else {
+            return Ok(vec![DraftTree::default(); rows.len()]);
+        };
+        let grower = Grower {
+            drafter: self.drafter,
+            ends: self.ends,
+            vocab: &self.vocab,
+            rule,
+            shape,
+        };
+        grower
+            .grow(state, rows)
+            .ok_or_else(|| EvalError::NotFinite {
+                what: "the drafter's logits",
+                id: self.name.clone(),
+            })
     }
 
     fn commit(&mut self, committed: &Committed) {

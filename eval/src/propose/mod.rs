@@ -11,6 +11,7 @@ pub mod none;
 pub mod prompt_lookup;
 pub mod suffix;
 mod suffix_automaton;
+pub mod tree;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ pub use model::ModelProposer;
 pub use none::NoProposer;
 pub use prompt_lookup::PromptLookup;
 pub use suffix::SuffixLookup;
+
+use tree::{DraftTree, TreeShape};
 
 /// What trained drafters are measured against, as written in run files: plain decoding, prompt lookup, the suffix
 /// automaton, a smaller language model, and each drafter as it was before its first step.
@@ -143,6 +146,25 @@ pub trait Proposer: Debug {
         rows: &[ProposeRow<'_>],
         rule: &DraftRule,
     ) -> Result<Vec<Vec<DraftToken>>, EvalError>;
+
+    /// A tree of drafts for every row, at most `max_tokens` deep; the chain of [`Proposer::propose`] where a proposer knows
+    /// no other.
+    ///
+    /// # Errors
+    /// As [`Proposer::propose`].
+    fn propose_trees(
+        &mut self,
+        rows: &[ProposeRow<'_>],
+        rule: &DraftRule,
+        _shape: TreeShape,
+    ) -> Result<Vec<DraftTree>, EvalError> {
+        let chain = |drafts: Vec<DraftToken>| DraftTree {
+            ids: drafts.iter().map(|draft| draft.id).collect(),
+            parents: (0..drafts.len()).map(|at| at.checked_sub(1)).collect(),
+        };
+        let drafts = self.propose(rows, rule)?;
+        Ok(drafts.into_iter().map(chain).collect())
+    }
 
     /// Takes in newly committed positions, whose target states are now known.
     fn commit(&mut self, committed: &Committed);

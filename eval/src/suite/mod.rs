@@ -147,7 +147,8 @@ struct Runner<'a, 'p> {
 impl Runner<'_, '_> {
     fn measure(&mut self, cell: &Cell<'_>) -> Result<(), EvalError> {
         let mut proposer = self.input.proposer(cell.source)?;
-        let name = part_name(cell, proposer.name());
+        let label = cell.label(proposer.name());
+        let name = part_name(cell, &label);
         let part = if let Some(part) = self.parts.load(&name) {
             part
         } else {
@@ -157,7 +158,7 @@ impl Runner<'_, '_> {
         };
         self.decodes_done += 1;
         self.sequences_done += cell.suite.prompts.len();
-        let mut entry = self.entry(cell, proposer.name(), &part);
+        let mut entry = self.entry(cell, &label, &part);
         if cell.is_plain() {
             entry.speed_up = Some(1.0);
             self.plain.push(Plain {
@@ -199,7 +200,7 @@ impl Runner<'_, '_> {
             rule: cell.rule,
             settings: &settings,
         };
-        let name = proposer.name().to_owned();
+        let name = cell.label(proposer.name());
         let at = |decode, proposer| RunProgress {
             suite: &cell.suite.name,
             temperature: cell.sampling.temperature,
@@ -227,7 +228,9 @@ impl Runner<'_, '_> {
             seed: settings.seed,
             resamples: RESAMPLES,
         };
-        let exact = match input.candidate(cell.source) {
+        // The expectation is that of chains.
+        let candidate = input.candidate(cell.source).filter(|_| cell.tree.is_none());
+        let exact = match candidate {
             Some(candidate) => decoded.exact(candidate, prompts, &output.records, &mut goes_on)?,
             None => None,
         };

@@ -6,6 +6,7 @@ use super::{Suite, SuiteRun};
 use crate::decode::DecodeSettings;
 use crate::error::EvalError;
 use crate::exact::Candidate;
+use crate::propose::tree::TreeShape;
 use crate::propose::{
     DrafterProposer, MODEL, ModelProposer, NoProposer, PromptLookup, Proposer, SuffixLookup,
 };
@@ -32,9 +33,19 @@ pub(super) struct Cell<'a> {
     /// Drafts a round; 0 for plain decoding.
     pub(super) gamma: usize,
     pub(super) source: Source,
+    /// Trees of drafts instead of chains.
+    pub(super) tree: Option<TreeShape>,
 }
 
 impl Cell<'_> {
+    /// The proposer's name, with the tree where there is one.
+    pub(super) fn label(&self, proposer: &str) -> String {
+        match self.tree {
+            None => proposer.to_owned(),
+            Some(tree) => format!("{proposer} tree {}x{}", tree.width, tree.nodes),
+        }
+    }
+
     pub(super) fn is_plain(&self) -> bool {
         self.source == Source::Plain
     }
@@ -56,6 +67,7 @@ impl<'a> SuiteRun<'a> {
                         sampling,
                         gamma,
                         source,
+                        tree: None,
                     };
                     let plain = plain_rule(rule);
                     let is_needed = rule.is_drafter_invariant() || self.config.has_baseline("none");
@@ -66,6 +78,12 @@ impl<'a> SuiteRun<'a> {
                     for &gamma in &self.config.gamma {
                         let sources = self.sources().into_iter();
                         cells.extend(sources.map(|source| cell(rule, gamma, source)));
+                        let tree = self.config.tree().filter(|_| rule.walks_trees());
+                        let drafters = (0..self.drafters.len()).filter(|_| tree.is_some());
+                        cells.extend(drafters.map(|index| Cell {
+                            tree,
+                            ..cell(rule, gamma, Source::Drafter(index))
+                        }));
                     }
                 }
             }
@@ -145,6 +163,7 @@ impl<'a> SuiteRun<'a> {
             max_new_tokens: self.config.max_new_tokens,
             stop_ids: self.stop_ids.to_vec(),
             batch_rows: self.config.batch_rows,
+            tree: cell.tree,
             seed: self.config.seed,
         }
     }

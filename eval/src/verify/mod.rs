@@ -135,6 +135,11 @@ pub trait VerifyRule: Debug + Send + Sync {
     /// one by one.
     fn realised(&self) -> Option<Realised>;
 
+    /// Whether the target chooses for itself and drafts are right when they are its choice, so that several may be tried.
+    fn walks_trees(&self) -> bool {
+        self.is_drafter_invariant()
+    }
+
     /// Whether [`VerifyRule::own_choice`] has an answer.
     fn is_drafter_invariant(&self) -> bool {
         false

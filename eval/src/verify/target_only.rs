@@ -28,6 +28,10 @@ impl VerifyRule for TargetOnly {
         Some(|law| f64::from(u8::from(law.is_most_probable())))
     }
 
+    fn walks_trees(&self) -> bool {
+        true
+    }
+
     fn verify(&self, row: &RowToVerify<'_>, chance: &mut dyn Chance) -> Verdict {
         row.compare(|index| chance.picks(row.position + index, &row.probabilities(index)))
     }

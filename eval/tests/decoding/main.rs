@@ -13,3 +13,4 @@ mod stop_tokens;
 mod suites;
 mod tables;
 mod tiny;
+mod trees;

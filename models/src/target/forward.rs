@@ -13,6 +13,7 @@ use crate::layers::rope::{RopeAngles, RopeTable};
 use crate::target::config::TargetSpec;
 use crate::target::ends::TargetEnds;
 use crate::target::kv_cache::{CacheShape, KvCache};
+use crate::target::tree::TreeAttention;
 use crate::weights::WeightFolder;
 
 /// A frozen decoder: Llama, Qwen2 and Qwen3 as values of one shape.
@@ -48,7 +49,7 @@ impl NewTokens {
 }
 
 #[derive(Clone, Debug)]
-struct Block {
+pub(super) struct Block {
     input_norm: Tensor<1>,
     q: Projection,
     k: Projection,
@@ -181,14 +182,32 @@ impl TargetModel {
         mut cache: Option<&mut KvCache>,
     ) -> TargetStates {
         let [_, len] = ids.dims();
-        let angles = self.rope.at(positions(starts, len, &self.device));
+        let angles = self.angles(positions(starts, len, &self.device));
         let num_keys = starts.iter().max().copied().unwrap_or(0) + len;
         let causal = Causal::new(starts, len, num_keys);
+        self.through_blocks(ids, want, |index, block, hidden| {
+            let layer_cache = cache.as_deref_mut().map(|cache| (cache, index));
+            block.forward(&self.spec, hidden, &angles, &causal, layer_cache)
+        })
+    }
+
+    /// Rotary angles at positions `[B, S]`.
+    pub(super) fn angles(&self, positions: Tensor<2, Int>) -> RopeAngles {
+        self.rope.at(positions)
+    }
+
+    /// Embeds `ids` `[B, S]`, runs `block` for every block and keeps the wanted outputs.
+    pub(super) fn through_blocks(
+        &self,
+        ids: Tensor<2, Int>,
+        want: &StateSpec,
+        mut run_block: impl FnMut(usize, &Block, Tensor<3>) -> Tensor<3>,
+    ) -> TargetStates {
+        let [_, len] = ids.dims();
         let mut hidden = self.ends.embed(ids);
         let mut captured = Vec::with_capacity(want.aux_layer_ids.len());
         for (index, block) in self.blocks.iter().enumerate() {
-            let layer_cache = cache.as_deref_mut().map(|cache| (cache, index));
-            hidden = block.forward(&self.spec, hidden, &angles, &causal, layer_cache);
+            hidden = run_block(index, block, hidden);
             if want.aux_layer_ids.contains(&index) {
                 captured.push(hidden.clone());
             }
@@ -215,6 +234,13 @@ pub fn positions(starts: &[usize], len: usize, device: &Device) -> Tensor<2, Int
     Tensor::from_data(TensorData::new(flat, [starts.len(), len]), device)
 }
 
+/// Rotated queries and keys, and values, `[B, heads, S, D]` each.
+struct Heads {
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+}
+
 impl Block {
     fn forward(
         &self,
@@ -224,9 +250,33 @@ impl Block {
         causal: &Causal,
         cache: Option<(&mut KvCache, usize)>,
     ) -> Tensor<3> {
+        let Heads { q, k, v } = self.heads(spec, hidden.clone(), angles);
+        let (k, v) = match cache {
+            Some((cache, layer)) => cache.append(layer, k, v),
+            None => (k, v),
+        };
+        self.finish(spec, hidden, attend(spec.heads(), q, k, v, causal))
+    }
+
+    /// New entries of a tree behind the `cached` keys and values; also returns theirs.
+    pub(super) fn forward_tree(
+        &self,
+        spec: &TargetSpec,
+        hidden: Tensor<3>,
+        angles: &RopeAngles,
+        attention: &TreeAttention,
+        cached: (Tensor<4>, Tensor<4>),
+    ) -> (Tensor<3>, (Tensor<4>, Tensor<4>)) {
+        let Heads { q, k, v } = self.heads(spec, hidden.clone(), angles);
+        let own = (k, v);
+        let mixed = attention.attend(spec.heads(), q, cached, own.clone());
+        (self.finish(spec, hidden, mixed), own)
+    }
+
+    fn heads(&self, spec: &TargetSpec, hidden: Tensor<3>, angles: &RopeAngles) -> Heads {
         let heads = spec.heads();
         let eps = spec.rms_norm_eps;
-        let x = rms_norm(hidden.clone(), self.input_norm.clone(), eps);
+        let x = rms_norm(hidden, self.input_norm.clone(), eps);
         let q = HeadShape::split(self.q.apply(x.clone()), heads.num_heads);
         let k = HeadShape::split(self.k.apply(x.clone()), heads.num_kv_heads);
         let v = HeadShape::split(self.v.apply(x), heads.num_kv_heads);
@@ -237,14 +287,17 @@ impl Block {
             ),
             None => (q, k),
         };
-        let (q, k) = (angles.rotate(q), angles.rotate(k));
-        let (k, v) = match cache {
-            Some((cache, layer)) => cache.append(layer, k, v),
-            None => (k, v),
-        };
-        let mixed = HeadShape::merge(attend(heads, q, k, v, causal));
-        let hidden = hidden + linear(mixed, self.o.clone());
-        let x = rms_norm(hidden.clone(), self.mlp_norm.clone(), eps);
+        Heads {
+            q: angles.rotate(q),
+            k: angles.rotate(k),
+            v,
+        }
+    }
+
+    /// What follows attention `[B, heads, S, D]`.
+    fn finish(&self, spec: &TargetSpec, hidden: Tensor<3>, mixed: Tensor<4>) -> Tensor<3> {
+        let hidden = hidden + linear(HeadShape::merge(mixed), self.o.clone());
+        let x = rms_norm(hidden.clone(), self.mlp_norm.clone(), spec.rms_norm_eps);
         hidden + gated_mlp(x, self.gate.clone(), self.up.clone(), self.down.clone())
     }
 }

@@ -4,6 +4,7 @@ pub mod config;
 pub mod ends;
 pub mod forward;
 pub mod kv_cache;
+pub mod tree;
 
 pub use config::TargetSpec;
 pub use ends::TargetEnds;

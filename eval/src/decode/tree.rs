@@ -1,0 +1,162 @@
+//! One round with trees of drafts: one target pass over all of them, a walk through each, a path committed.
+
+use std::time::Instant;
+
+use draftsmith_models::batch::{TargetStates, padded_ids};
+use draftsmith_models::drafter::Committed;
+use draftsmith_models::target::tree::TreeTokens;
+
+use super::Round;
+use super::batch::Batch;
+use crate::error::EvalError;
+use crate::propose::tree::{DraftTree, TreeShape};
+use crate::verify::{Coins, RowToVerify};
+
+/// What became of the tree of one row.
+struct Walk {
+    /// Entries of the pass whose states are committed, from the last committed token on.
+    path: Vec<usize>,
+    /// Drafts that became text.
+    accepted: usize,
+}
+
+impl Batch<'_, '_> {
+    /// One round for every row; returns the number of new tokens.
+    pub(super) fn tree_round(&mut self, shape: TreeShape) -> Result<usize, EvalError> {
+        let start = Instant::now();
+        let trees = self.propose_trees(shape)?;
+        let drafted = Instant::now();
+        let tokens = self.tree_tokens(&trees);
+        let pass = self
+            .decoder
+            .target
+            .forward_tree(&tokens, &self.want, &self.cache);
+        let entries: Vec<usize> = trees.iter().map(|tree| tree.ids.len() + 1).collect();
+        let logits = self.logits(&pass.states, &vec![0; trees.len()], &entries);
+        let verified = Instant::now();
+        let vocab_size = self.decoder.target.spec().vocab_size;
+        let mut rest = logits.as_slice();
+        let mut paths = Vec::with_capacity(trees.len());
+        for (index, tree) in trees.iter().enumerate() {
+            let (scores, after) = rest.split_at(entries[index] * vocab_size);
+            rest = after;
+            paths.push(self.walk(index, tree, scores)?.path);
+        }
+        let settled = Instant::now();
+        let states = pass.commit(&paths, &mut self.cache);
+        let committed: Vec<usize> = paths.iter().map(Vec::len).collect();
+        self.tell_proposer(states, &committed);
+        self.time.draft += (drafted - start + settled.elapsed()).as_secs_f64();
+        self.time.verify += (verified - drafted).as_secs_f64();
+        self.time.other += (settled - verified).as_secs_f64();
+        Ok(committed.iter().sum())
+    }
+
+    fn propose_trees(&mut self, shape: TreeShape) -> Result<Vec<DraftTree>, EvalError> {
+        let rule = self.draft_rule();
+        let settings = self.decoder.settings;
+        let (rows, proposer) = self.rows_to_propose();
+        let mut trees = proposer.propose_trees(&rows, &rule, shape)?;
+        for (tree, row) in trees.iter_mut().zip(&rows) {
+            *tree = tree.cut(row.max_tokens, |id| settings.stop_ids.contains(&id));
+        }
+        Ok(trees)
+    }
+
+    fn tree_tokens(&self, trees: &[DraftTree]) -> TreeTokens {
+        let rows: Vec<Vec<u32>> = self
+            .rows
+            .iter()
+            .zip(trees)
+            .map(|(row, tree)| {
+                row.ids
+                    .last()
+                    .into_iter()
+                    .chain(&tree.ids)
+                    .copied()
+                    .collect()
+            })
+            .collect();
+        let rows: Vec<&[u32]> = rows.iter().map(Vec::as_slice).collect();
+        let parents = |tree: &DraftTree| {
+            let entry = |parent: &Option<usize>| parent.map_or(0, |parent| parent + 1);
+            std::iter::once(0)
+                .chain(tree.parents.iter().map(entry))
+                .collect()
+        };
+        TreeTokens {
+            ids: padded_ids(&rows, self.decoder.target.device()),
+            parents: trees.iter().map(parents).collect(),
+        }
+    }
+
+    /// Follows the target's own tokens through the tree of one row with logits `[entries, V]`, and appends them.
+    fn walk(&mut self, index: usize, tree: &DraftTree, logits: &[f32]) -> Result<Walk, EvalError> {
+        let settings = self.decoder.settings;
+        let rule = self.decoder.rule;
+        let vocab_size = self.decoder.target.spec().vocab_size;
+        let row = &mut self.rows[index];
+        if logits.iter().any(|value| !value.is_finite()) {
+            return Err(EvalError::NotFinite {
+                what: "the target's logits",
+                id: row.id.clone(),
+            });
+        }
+        let mut coins = Coins {
+            seed: settings.seed,
+            stream: row.stream,
+            round: None,
+        };
+        let mut walk = Walk {
+            path: vec![0],
+            accepted: 0,
+        };
+        let mut at = None;
+        loop {
+            let entry = at.map_or(0, |node: usize| node + 1);
+            let here = RowToVerify {
+                drafts: &[],
+                logits: &logits[entry * vocab_size..(entry + 1) * vocab_size],
+                vocab_size,
+                sampling: &settings.sampling,
+                position: row.ids.len(),
+            };
+            let token = rule.verify(&here, &mut coins).next;
+            row.top_two.extend(rule.own_choice(&here, 0, &mut coins));
+            row.ids.push(token);
+            let Some(node) = tree.child(at, token) else {
+                break;
+            };
+            walk.accepted += 1;
+            if settings.stop_ids.contains(&token) {
+                break;
+            }
+            walk.path.push(node + 1);
+            at = Some(node);
+        }
+        let depth = tree.depths().iter().max().map_or(0, |deepest| deepest + 1);
+        row.rounds.push(Round {
+            proposed: depth,
+            accepted: walk.accepted,
+            committed: walk.path.len(),
+        });
+        Ok(walk)
+    }
+
+    /// Gives the proposer the states of newly committed positions.
+    pub(super) fn tell_proposer(&mut self, states: TargetStates, committed: &[usize]) {
+        let longest = committed.iter().max().copied().unwrap_or(0);
+        let next: Vec<&[u32]> = self
+            .rows
+            .iter()
+            .zip(committed)
+            .map(|(row, new)| &row.ids[row.ids.len() - new..])
+            .collect();
+        self.proposer.commit(&Committed {
+            aux: states.aux.narrow(1, 0, longest),
+            final_hidden: states.final_hidden.narrow(1, 0, longest),
+            next_ids: padded_ids(&next, self.decoder.target.device()),
+            lens: committed.to_vec(),
+        });
+    }
+}
