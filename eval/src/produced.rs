@@ -1,13 +1,13 @@
 //! What can be said about text that decoding has produced.
 
-use draftsmith_models::batch::TokenRow;
+use draftsmith_models::batch::{StateSpec, TargetStates, TokenBatch, TokenRow};
 use draftsmith_models::sample::Sampling;
 use draftsmith_models::target::TargetModel;
 
 use crate::decode::{Sequence, SequenceRecord};
 use crate::error::EvalError;
 use crate::exact::{Candidate, ExactSettings, ExactTau, exact_with};
-use crate::surprise::text_z;
+use crate::surprise::Surprise;
 use crate::verify::VerifyRule;
 
 /// Rows that go through the target together, at most: their states are all in memory.
@@ -24,33 +24,71 @@ pub(crate) struct Decoded<'a> {
     pub(crate) resamples: usize,
 }
 
+/// What was found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Judgement {
+    /// What the exact evaluator expects of the drafter; `None` without a drafter, for rules without exact evaluation, and
+    /// where no text has a round.
+    pub(crate) exact: Option<ExactTau>,
+    /// How surprising the text is beside the target's own; `None` where nothing was drawn.
+    pub(crate) text_z: Option<f64>,
+}
+
 impl Decoded<'_> {
-    /// How surprising the text of `records`, the continuations of `sequences`, is beside the target's own.
-    pub(crate) fn text_z(
+    /// Judges the text of `records`, the continuations of `sequences`, by one pass of the target over it; `goes_on` is asked
+    /// between batches.
+    pub(crate) fn judge(
         &self,
+        candidate: Option<Candidate<'_>>,
         sequences: &[Sequence],
         records: &[SequenceRecord],
         goes_on: &mut dyn FnMut() -> bool,
-    ) -> Option<f64> {
-        if self.sampling.is_greedy() {
-            return None;
+    ) -> Result<Judgement, EvalError> {
+        let candidate = candidate.filter(|_| self.rule.realised().is_some());
+        if candidate.is_none() && self.sampling.is_greedy() {
+            return Ok(Judgement::default());
         }
         let rows = rows(sequences, records);
-        text_z(self.target, &self.sampling, &rows, BATCH_ROWS, goes_on)
+        let mut surprise = Surprise::default();
+        let spec = candidate.map_or_else(
+            || StateSpec {
+                aux_layer_ids: Vec::new(),
+            },
+            |candidate| candidate.drafter.state_spec(),
+        );
+        let mut states = |tokens: &TokenBatch| {
+            if !goes_on() {
+                return Err(EvalError::Interrupted);
+            }
+            let ids = tokens.ids(self.target.device());
+            let states = self.target.forward(ids, &spec);
+            if !self.sampling.is_greedy() {
+                let hidden = &states.final_hidden;
+                surprise.add_rows(self.target, &self.sampling, &tokens.rows, hidden);
+            }
+            Ok(states)
+        };
+        let exact = if let Some(candidate) = candidate {
+            self.exact(candidate, &rows, states)?
+        } else {
+            for rows in rows.chunks(BATCH_ROWS) {
+                let rows = rows.to_vec();
+                states(&TokenBatch { rows })?;
+            }
+            None
+        };
+        Ok(Judgement {
+            exact,
+            text_z: surprise.z(),
+        })
     }
 
-    /// What the exact evaluator expects of a drafter on the text of `records`, the continuations of `sequences`; `None`
-    /// for rules without one, and where no text has a round. `goes_on` is asked between batches.
-    pub(crate) fn exact(
+    fn exact(
         &self,
         candidate: Candidate<'_>,
-        sequences: &[Sequence],
-        records: &[SequenceRecord],
-        goes_on: &mut dyn FnMut() -> bool,
+        rows: &[TokenRow],
+        states: impl FnMut(&TokenBatch) -> Result<TargetStates, EvalError>,
     ) -> Result<Option<ExactTau>, EvalError> {
-        if self.rule.realised().is_none() {
-            return Ok(None);
-        }
         let settings = ExactSettings {
             rule: self.rule,
             sampling: self.sampling,
@@ -61,16 +99,7 @@ impl Decoded<'_> {
             seed: self.seed,
             ..ExactSettings::default()
         };
-        let rows = rows(sequences, records);
-        let spec = candidate.drafter.state_spec();
-        let report = exact_with(candidate, &rows, &settings, |tokens| {
-            if !goes_on() {
-                return Err(EvalError::Interrupted);
-            }
-            let ids = tokens.ids(self.target.device());
-            Ok(self.target.forward(ids, &spec))
-        });
-        match report {
+        match exact_with(candidate, rows, &settings, states) {
             Ok(report) => Ok(report.by_gamma.last().copied()),
             Err(EvalError::NothingToMeasure { .. }) => Ok(None),
             Err(error) => Err(error),

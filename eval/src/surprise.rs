@@ -5,7 +5,8 @@
 //! residual, a wrong temperature or tokens that are chosen where they should be drawn move it with the square root of the
 //! text's length.
 
-use draftsmith_models::batch::{StateSpec, TokenBatch, TokenRow, index_tensor};
+use burn::tensor::Tensor;
+use draftsmith_models::batch::{TokenRow, index_tensor};
 use draftsmith_models::sample::Sampling;
 use draftsmith_models::target::TargetModel;
 use draftsmith_models::weights::host_values;
@@ -13,15 +14,47 @@ use draftsmith_models::weights::host_values;
 /// Positions whose logits exist at one time.
 const POSITIONS: usize = 256;
 
-/// Sums over a text.
+/// Sums over drawn text.
 #[derive(Clone, Copy, Debug, Default)]
-struct Surprise {
+pub(crate) struct Surprise {
     /// Of what the text was more surprising than expected.
     excess: f64,
     variance: f64,
 }
 
 impl Surprise {
+    /// Adds the marked tokens of rows, which were drawn with `sampling`; `final_hidden` `[B, S, H]` are the target's states.
+    pub(crate) fn add_rows(
+        &mut self,
+        target: &TargetModel,
+        sampling: &Sampling,
+        rows: &[TokenRow],
+        final_hidden: &Tensor<3>,
+    ) {
+        let [_, len, _] = final_hidden.dims();
+        let flat = final_hidden.clone().flatten::<2>(0, 1);
+        // Place of the state that predicts each drawn token, and the token.
+        let mut drawn: Vec<(usize, u32)> = Vec::new();
+        for (index, row) in rows.iter().enumerate() {
+            let marked = (1..row.len()).filter(|&t| row.turns[t] != 0);
+            drawn.extend(marked.map(|t| (index * len + t - 1, row.ids[t])));
+        }
+        for part in drawn.chunks(POSITIONS) {
+            let places = index_tensor(part.iter().map(|(place, _)| *place), target.device());
+            let logits = host_values(&target.ends().logits(flat.clone().select(0, places)));
+            let width = logits.len() / part.len();
+            for (logits, (_, token)) in logits.chunks_exact(width).zip(part) {
+                self.add(&sampling.probabilities(logits), *token);
+            }
+        }
+    }
+
+    /// The z of everything added; `None` where nothing was left to chance.
+    pub(crate) fn z(&self) -> Option<f64> {
+        let deviation = self.variance.sqrt();
+        (deviation > 1e-9).then(|| self.excess / deviation)
+    }
+
     fn add(&mut self, p: &[f64], token: u32) {
         let (mut entropy, mut square) = (0.0, 0.0);
         for &p in p.iter().filter(|p| **p > 0.0) {
@@ -30,52 +63,6 @@ impl Surprise {
         }
         self.excess += -p[token as usize].ln() - entropy;
         self.variance += (square - entropy * entropy).max(0.0);
-    }
-}
-
-/// The z of the marked tokens of `rows`, which were drawn with `sampling`; `None` where nothing was left to chance. `goes_on`
-/// is asked between batches of `batch_rows`; `None` too when it says no.
-pub(crate) fn text_z(
-    target: &TargetModel,
-    sampling: &Sampling,
-    rows: &[TokenRow],
-    batch_rows: usize,
-    goes_on: &mut dyn FnMut() -> bool,
-) -> Option<f64> {
-    let mut sums = Surprise::default();
-    for chunk in rows.chunks(batch_rows) {
-        if !goes_on() {
-            return None;
-        }
-        add_batch(target, sampling, chunk, &mut sums);
-    }
-    let deviation = sums.variance.sqrt();
-    (deviation > 1e-9).then(|| sums.excess / deviation)
-}
-
-fn add_batch(target: &TargetModel, sampling: &Sampling, rows: &[TokenRow], sums: &mut Surprise) {
-    let tokens = TokenBatch {
-        rows: rows.to_vec(),
-    };
-    let want = StateSpec {
-        aux_layer_ids: Vec::new(),
-    };
-    let states = target.forward(tokens.ids(target.device()), &want);
-    let [_, len, _] = states.final_hidden.dims();
-    let flat = states.final_hidden.flatten::<2>(0, 1);
-    // Place of the state that predicts each drawn token, and the token.
-    let mut drawn: Vec<(usize, u32)> = Vec::new();
-    for (index, row) in rows.iter().enumerate() {
-        let marked = (1..row.len()).filter(|&t| row.turns[t] != 0);
-        drawn.extend(marked.map(|t| (index * len + t - 1, row.ids[t])));
-    }
-    for part in drawn.chunks(POSITIONS) {
-        let places = index_tensor(part.iter().map(|(place, _)| *place), target.device());
-        let logits = host_values(&target.ends().logits(flat.clone().select(0, places)));
-        let width = logits.len() / part.len();
-        for (logits, (_, token)) in logits.chunks_exact(width).zip(part) {
-            sums.add(&sampling.probabilities(logits), *token);
-        }
     }
 }
 
@@ -99,7 +86,7 @@ mod tests {
         for _ in 0..3000 {
             sums.add(p, draw(drawn, stream.uniform()));
         }
-        sums.excess / sums.variance.sqrt()
+        sums.z().unwrap()
     }
 
     #[test]

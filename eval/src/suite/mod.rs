@@ -230,16 +230,12 @@ impl Runner<'_, '_> {
         };
         // The expectation is that of chains.
         let candidate = input.candidate(cell.source).filter(|_| cell.tree.is_none());
-        let exact = match candidate {
-            Some(candidate) => decoded.exact(candidate, prompts, &output.records, &mut goes_on)?,
-            None => None,
-        };
-        let text_z = decoded.text_z(prompts, &output.records, &mut goes_on);
+        let judgement = decoded.judge(candidate, prompts, &output.records, &mut goes_on)?;
         Ok(Part {
             records: output.records,
             time: output.time,
-            exact,
-            text_z,
+            exact: judgement.exact,
+            text_z: judgement.text_z,
         })
     }
 
