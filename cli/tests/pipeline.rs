@@ -54,6 +54,15 @@ fn a_run_trains_measures_and_exports_and_a_second_run_does_nothing() {
         .collect();
     let all = ["none", "prompt_lookup", "eagle3", "eagle3 untrained"];
     assert_eq!(proposers, [all, all].concat());
+    let page = fs_err::read_to_string(place.path("out/eval/report.html")).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("eagle3 untrained"));
+    assert!(!place.path("out/eval/parts").exists());
+    let starts = fs_err::read_dir(place.path("out/eagle3/tensorboard")).unwrap();
+    let events = starts.flat_map(|start| fs_err::read_dir(start.unwrap().path()).unwrap());
+    let holds_tau = |bytes: Vec<u8>| bytes.windows(9).any(|part| part == b"eval/tau/");
+    let with_tau =
+        events.filter(|file| holds_tau(fs_err::read(file.as_ref().unwrap().path()).unwrap()));
+    assert_eq!(with_tau.count(), 1);
 
     let second = place.run(&["run", "run.toml"]);
     assert_eq!(second.code, 0, "{}", second.stderr);

@@ -23,6 +23,8 @@ use draftsmith_models::file;
 use draftsmith_models::fingerprint::target_fingerprint;
 use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
+use draftsmith_trainer::log;
+use draftsmith_trainer::log::tensorboard::TensorBoard;
 
 use super::parts::ExactValidator;
 use crate::errors::CliError;
@@ -98,6 +100,7 @@ impl Stage for Eval {
         };
         report.write(&report_path(session))?;
         file::write_atomic(&page_path(session), html::render(&report).as_bytes())?;
+        add_to_tensorboard(session, &loaded, &report.entries);
         parts.remove()?;
         Ok(())
     }
@@ -113,6 +116,33 @@ fn parts(stage: &Eval, session: &Session, loaded: &[Loaded]) -> anyhow::Result<P
         &folder,
         blake3::hash(&inputs).to_hex().as_str(),
     )?)
+}
+
+/// Adds tau and acceptance of each trained drafter to its event files, at the step of its checkpoint.
+fn add_to_tensorboard(session: &Session, loaded: &[Loaded], entries: &[Entry]) {
+    if !session.run_file().log.tensorboard {
+        return;
+    }
+    for one in loaded.iter().filter(|one| one.card.step > 0) {
+        let root = session.folder().join(&one.name).join(log::EVENTS);
+        let mut events = TensorBoard::open(&root);
+        for entry in entries.iter().filter(|entry| entry.proposer == one.name) {
+            let setting = format!(
+                "{}/temperature_{}/{}/gamma_{}",
+                entry.suite, entry.temperature, entry.rule, entry.gamma
+            );
+            events.scalar(&format!("eval/tau/{setting}"), entry.tau, one.card.step);
+            let known = entry.acceptance_by_depth.iter().enumerate();
+            for (depth, share) in known.filter_map(|(depth, share)| Some((depth, (*share)?))) {
+                let tag = format!("eval/acceptance/{setting}/depth_{depth}");
+                events.scalar(&tag, share, one.card.step);
+            }
+        }
+        events.flush();
+        if let Some(warning) = events.take_warning() {
+            session.console().warn(&warning);
+        }
+    }
 }
 
 /// The devices of the settings.
