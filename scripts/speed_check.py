@@ -18,7 +18,7 @@ for entry in report["entries"]:
     time, rounds = entry["time"], max(entry["counts"]["rounds"], 1)
     per_round = {part: time[part] / rounds for part in ("draft", "verify", "other")}
     if entry["gamma"] == 0:
-        plain[entry["suite"], entry["temperature"]] = sum(per_round.values())
+        plain[entry["suite"], entry["temperature"], entry["rule"]] = sum(per_round.values())
     elif entry["exact"]:
         key = (entry["suite"], entry["temperature"], entry["rule"], entry["proposer"])
         groups[key][entry["gamma"]] = (entry, per_round)
@@ -27,14 +27,16 @@ print(f"{'suite':8} {'T':>3} {'rule':12} {'proposer':18} {'drafts':>6} {'measure
 ratios = []
 for (suite, temperature, rule, proposer), entries in groups.items():
     gammas = sorted(entries)
-    if len(gammas) < 3 or (suite, temperature) not in plain:
+    # Rules that draw alike share one plain decoding, which stands under `sampling`.
+    alone = plain.get((suite, temperature, rule), plain.get((suite, temperature, "sampling")))
+    if len(gammas) < 3 or alone is None:
         continue
     first, last = gammas[0], gammas[-1]
     for gamma in gammas[1:-1]:
         share = (gamma - first) / (last - first)
         line = lambda part: (1 - share) * entries[first][1][part] + share * entries[last][1][part]
         entry = entries[gamma][0]
-        predicted = entry["exact"]["tau"] * plain[suite, temperature] / sum(map(line, ("draft", "verify", "other")))
+        predicted = entry["exact"]["tau"] * alone / sum(map(line, ("draft", "verify", "other")))
         ratios.append(predicted / entry["speed_up"])
         print(
             f"{suite:8} {temperature:>3} {rule:12} {proposer:18} {gamma:>6} {entry['speed_up']:>8.2f}x "

@@ -31,7 +31,7 @@ pub struct Comparison {
     pub gamma: usize,
     /// Proposer on each side.
     pub proposers: [String; 2],
-    /// Prompts that both sides have.
+    /// Prompts that both sides have, with the same tokens.
     pub prompts: usize,
     /// tau on each side over these prompts.
     pub tau: [f64; 2],
@@ -98,7 +98,22 @@ pub fn differing_settings(first: &Report, second: &Report) -> Vec<String> {
         figures("min_p", a.min_p, b.min_p),
         figures("seed", a.seed as f64, b.seed as f64),
     ];
-    numbers.into_iter().flatten().collect()
+    let words = |name: &str, a: String, b: String| (a != b).then(|| format!("{name}: {a} and {b}"));
+    let template = (first.template != second.template).then(|| "the chat template".to_owned());
+    let target = [
+        words(
+            "number type of the target",
+            first.target.dtype.clone(),
+            second.target.dtype.clone(),
+        ),
+        words(
+            "stop tokens",
+            format!("{:?}", first.target.stop_ids),
+            format!("{:?}", second.target.stop_ids),
+        ),
+        template,
+    ];
+    numbers.into_iter().chain(target).flatten().collect()
 }
 
 impl Side<'_> {
@@ -138,11 +153,14 @@ fn is_pair((first, one): (Side<'_>, &Entry), (second, other): (Side<'_>, &Entry)
 
 /// `None` when the two have no prompt in common.
 fn comparison(one: &Entry, other: &Entry) -> Option<Comparison> {
-    let find = |id: &str| other.prompts.iter().find(|prompt| prompt.id == id);
+    let find = |one: &PromptFigures| {
+        let is_same = |other: &&PromptFigures| other.id == one.id && other.prompt == one.prompt;
+        other.prompts.iter().find(is_same)
+    };
     let both: Vec<(&PromptFigures, &PromptFigures)> = one
         .prompts
         .iter()
-        .filter_map(|prompt| Some((prompt, find(&prompt.id)?)))
+        .filter_map(|prompt| Some((prompt, find(prompt)?)))
         .collect();
     let first: Vec<(f64, f64)> = both.iter().map(|(prompt, _)| prompt.pair()).collect();
     let second: Vec<(f64, f64)> = both.iter().map(|(_, prompt)| prompt.pair()).collect();

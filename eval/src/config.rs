@@ -62,7 +62,7 @@ pub struct EvalConfig {
     pub suffix_min: usize,
     /// Longest suffix that `prompt_lookup` looks for.
     pub lookup_max: usize,
-    /// A greedy divergence is called numerical when the target's two best logits are closer than this.
+    /// A divergence of text that does not depend on the drafts is called numerical when the target's two best logits are closer than this.
     pub near_tie_tolerance: f64,
 }
 

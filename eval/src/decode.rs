@@ -1,4 +1,4 @@
-//! Batched chain decoding: draft, verify with one target forward, commit, roll back.
+//! Batched decoding: draft a chain or a tree, verify with one target forward, commit, roll back.
 //!
 //! A *round* is one target forward over the last committed token and the drafts that follow it; it
 //! commits the accepted drafts and one token of the target's own. The prompt's prefill and the token

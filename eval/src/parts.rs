@@ -32,6 +32,8 @@ pub struct Part {
     pub exact: Option<ExactTau>,
     /// How surprising the text is, in standard deviations.
     pub text_z: Option<f64>,
+    /// Tokens of probability zero under the truncation.
+    pub outside: u64,
 }
 
 #[derive(Serialize, Deserialize)]

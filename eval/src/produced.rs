@@ -6,7 +6,7 @@ use draftsmith_models::target::TargetModel;
 
 use crate::decode::{Sequence, SequenceRecord};
 use crate::error::EvalError;
-use crate::exact::{Candidate, ExactSettings, ExactTau, exact_with};
+use crate::exact::{Candidate, ExactSettings, ExactTau, exact_with, has_round};
 use crate::surprise::Surprise;
 use crate::verify::VerifyRule;
 
@@ -32,6 +32,8 @@ pub(crate) struct Judgement {
     pub(crate) exact: Option<ExactTau>,
     /// How surprising the text is beside the target's own; `None` where nothing was drawn.
     pub(crate) text_z: Option<f64>,
+    /// Tokens to which the truncated law gives nothing.
+    pub(crate) outside: u64,
 }
 
 impl Decoded<'_> {
@@ -69,17 +71,26 @@ impl Decoded<'_> {
             Ok(states)
         };
         let exact = if let Some(candidate) = candidate {
-            self.exact(candidate, &rows, states)?
+            self.exact(candidate, &rows, &mut states)?
         } else {
-            for rows in rows.chunks(BATCH_ROWS) {
-                let rows = rows.to_vec();
-                states(&TokenBatch { rows })?;
-            }
             None
         };
+        // Texts that the exact evaluator has not looked at: all of them, or those that ended with their first token.
+        let is_left = |row: &&TokenRow| candidate.is_none() || !has_round(row);
+        let left: Vec<TokenRow> = rows.iter().filter(is_left).cloned().collect();
+        let left = if self.sampling.is_greedy() {
+            &[]
+        } else {
+            left.as_slice()
+        };
+        for rows in left.chunks(BATCH_ROWS) {
+            let rows = rows.to_vec();
+            states(&TokenBatch { rows })?;
+        }
         Ok(Judgement {
             exact,
             text_z: surprise.z(),
+            outside: surprise.outside(),
         })
     }
 

@@ -37,7 +37,7 @@ pub struct Report {
     pub settings: EvalConfig,
     /// Trained drafters that appear in `entries`.
     pub drafters: Vec<DrafterRecord>,
-    /// Real decoding: one entry for each suite, temperature and proposer.
+    /// Real decoding: one entry for each suite, temperature, rule, gamma and proposer.
     pub entries: Vec<Entry>,
     /// Exact evaluation on given text.
     pub exact: Vec<ExactEntry>,
@@ -110,6 +110,9 @@ pub struct Entry {
     /// How surprising the text is beside text of the target's own law, standard normal if the rule is lossless; absent
     /// where nothing is drawn.
     pub text_z: Option<f64>,
+    /// Tokens of the text that top-k, top-p or min-p would not allow in another pass: those at the very cut, which rounding
+    /// moves. They are no part of `text_z`; more than one in a thousand is a fault.
+    pub outside_truncation: u64,
     /// Mean over prompts of each prompt's own tau.
     pub tau_mean_of_prompts: Option<f64>,
     /// The length serving engines print: 1 + accepted / rounds with a draft.
@@ -124,7 +127,8 @@ pub struct Entry {
     pub prompts: Vec<PromptFigures>,
     /// Tokens committed in rounds per second of rounds, prefill excluded.
     pub tokens_per_second: f64,
-    /// `tokens_per_second` over that of `none` for the same suite and temperature.
+    /// `tokens_per_second` over that of plain decoding for the same suite and temperature, under shared noise too where the
+    /// rule has it.
     pub speed_up: Option<f64>,
     /// Where the time went, in seconds.
     pub time: TimeSplit,
@@ -138,6 +142,8 @@ pub struct Entry {
 pub struct PromptFigures {
     /// Identity of the prompt.
     pub id: String,
+    /// Hash of its token ids.
+    pub prompt: String,
     /// Tokens committed in rounds.
     pub tokens: u64,
     /// Rounds.

@@ -5,7 +5,7 @@
 //! `t(n) = max(bytes / (share * bandwidth), operations / (share * peak)) + layers * launch`. The speed-up at `gamma` drafts is
 //! `tau(gamma) t(1) / (t_draft(gamma) + t(gamma + 1))` (Leviathan et al. 2211.17192, theorem 3.8, with the cost of verification).
 //! Assumptions: weights, keys and values in the device's type, logits stay on the chip, sampling is free, and the drafter
-//! takes in committed tokens in its first pass.
+//! takes in committed tokens in its first pass; what a drafter adds token by token to a block (DSpark's bias) is charged once.
 
 use draftsmith_models::drafter::AnyDrafter;
 use draftsmith_models::target::TargetSpec;

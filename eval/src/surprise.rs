@@ -20,6 +20,8 @@ pub(crate) struct Surprise {
     /// Of what the text was more surprising than expected.
     excess: f64,
     variance: f64,
+    /// Tokens of probability zero: drawn beside the cut of a truncation, which rounding moves from pass to pass.
+    outside: u64,
 }
 
 impl Surprise {
@@ -49,6 +51,11 @@ impl Surprise {
         }
     }
 
+    /// Tokens to which the truncated law gives nothing; they are no part of the z.
+    pub(crate) fn outside(&self) -> u64 {
+        self.outside
+    }
+
     /// The z of everything added; `None` where nothing was left to chance.
     pub(crate) fn z(&self) -> Option<f64> {
         let deviation = self.variance.sqrt();
@@ -56,6 +63,10 @@ impl Surprise {
     }
 
     fn add(&mut self, p: &[f64], token: u32) {
+        if p[token as usize] <= 0.0 {
+            self.outside += 1;
+            return;
+        }
         let (mut entropy, mut square) = (0.0, 0.0);
         for &p in p.iter().filter(|p| **p > 0.0) {
             entropy -= p * p.ln();

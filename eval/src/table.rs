@@ -151,7 +151,14 @@ pub fn chance_verdicts(entries: &[Entry]) -> Vec<(String, bool)> {
     };
     let texts = entries.iter().filter_map(|entry| entry.text_z).collect();
     let rounds = entries.iter().filter_map(|entry| entry.rounds_z).collect();
+    let tokens: u64 = entries.iter().map(|entry| entry.counts.tokens).sum();
+    let outside: u64 = entries.iter().map(|entry| entry.outside_truncation).sum();
+    let is_outside = (outside > 0).then(|| {
+        let words = format!("tokens outside the truncation: {outside} of {tokens}");
+        (words, 1000 * outside <= tokens)
+    });
     [
+        is_outside,
         verdict("drawn text against the target's law", texts),
         verdict("rounds against their expectation", rounds),
     ]

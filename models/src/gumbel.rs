@@ -23,8 +23,8 @@ impl NoiseAt {
     pub fn weights(self, vocab_size: usize) -> Vec<f64> {
         let first = self.position as u64 * vocab_size as u64;
         let mut stream = Stream::at(self.seed, Purpose::Gumbel, self.stream, first);
-        // `1 - u` lies in (0, 1]; at 1 the weight is infinite, with probability 2^-53.
-        let weight = |_| -1.0 / (1.0 - stream.uniform()).ln();
+        // `1 - u` lies in (0, 1]; at 1, with probability 2^-53, the weight is as large as it can be.
+        let weight = |_| -1.0 / (1.0 - stream.uniform()).ln().min(-f64::MIN_POSITIVE);
         (0..vocab_size).map(weight).collect()
     }
 }

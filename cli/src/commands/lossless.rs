@@ -24,6 +24,13 @@ pub(super) fn checks(session: &Session) -> anyhow::Result<Vec<Check>> {
         ..session.run_file().eval.clone()
     };
     let entries = eval::decode_unreported(session, &config)?;
+    let mut drafters: Vec<&str> = Vec::new();
+    for entry in entries.iter().filter(|entry| entry.gamma > 0) {
+        if !drafters.contains(&entry.proposer.as_str()) {
+            drafters.push(&entry.proposer);
+        }
+    }
+    let measured = Check::new("decoded with", true, drafters.join(", "));
     let texts = text_verdicts(&entries).into_iter().map(|words| {
         let passed = !words.contains("NO (");
         (words, passed)
@@ -33,5 +40,5 @@ pub(super) fn checks(session: &Session) -> anyhow::Result<Vec<Check>> {
         let (name, detail) = words.split_once(": ").unwrap_or(("lossless", &words));
         Check::new(name, passed, detail)
     };
-    Ok(all.map(check).collect())
+    Ok(std::iter::once(measured).chain(all.map(check)).collect())
 }

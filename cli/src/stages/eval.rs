@@ -55,6 +55,9 @@ impl Stage for Eval {
             super::hash_file(&suite.file, &mut inputs)?;
         }
         super::insert_target(session, &mut inputs)?;
+        if let Some(path) = &config.device_file {
+            super::hash_file(path, &mut inputs)?;
+        }
         if let Some(folder) = &config.draft_model {
             inputs.insert("eval.draft_model".to_owned(), target_fingerprint(folder)?);
         }
@@ -82,7 +85,7 @@ impl Stage for Eval {
             draft_model: draft_model.as_ref(),
             config: &session.run_file().eval,
         };
-        let parts = parts(self, session, &loaded)?;
+        let parts = parts(self, session, &loaded, &input)?;
         let devices = devices(session)?;
         let entries = measure(session, &input, &parts)?;
         let exact = exact_entries(session, &loaded)?;
@@ -107,10 +110,28 @@ impl Stage for Eval {
 }
 
 /// Finished decodes of an evaluation with the same inputs and drafters that did not end.
-fn parts(stage: &Eval, session: &Session, loaded: &[Loaded]) -> anyhow::Result<Parts> {
+fn parts(
+    stage: &Eval,
+    session: &Session,
+    loaded: &[Loaded],
+    run: &SuiteRun<'_>,
+) -> anyhow::Result<Parts> {
     let drafters: Vec<DrafterRecord> = loaded.iter().map(Loaded::record).collect();
-    let inputs =
-        serde_json::to_vec(&(stage.inputs(session)?, drafters, env!("CARGO_PKG_VERSION")))?;
+    let prompts: Vec<(&str, &[u32])> = run
+        .suites
+        .iter()
+        .flat_map(|suite| &suite.prompts)
+        .map(|prompt| (prompt.id.as_str(), prompt.prompt.as_slice()))
+        .collect();
+    let version = env!("CARGO_PKG_VERSION");
+    let inputs = (
+        stage.inputs(session)?,
+        drafters,
+        prompts,
+        run.stop_ids,
+        version,
+    );
+    let inputs = serde_json::to_vec(&inputs)?;
     let folder = session.folder().join("eval").join("parts");
     Ok(Parts::open(
         &folder,
@@ -227,7 +248,8 @@ pub(crate) fn decode_unreported(
     let mut fresh = Vec::new();
     let mut trained = Vec::new();
     for run in &session.run_file().drafter.0 {
-        if let Ok(folder) = super::train::chosen_checkpoint(session, run) {
+        if super::train::has_checkpoints(session, run) {
+            let folder = super::train::chosen_checkpoint(session, run)?;
             trained.push(load(session, run.family().to_owned(), folder)?);
             continue;
         }

@@ -87,21 +87,18 @@ fn exact_settings(session: &Session, drafter: &DrafterRun) -> ExactSettings {
 }
 
 impl ExactValidator<'_> {
-    /// The whole report under the rule of that name, with an interval from `resamples` resamples. A rule that does not
-    /// judge each draft by itself is bounded from below by `sampling`, which is reported in its place.
+    /// The whole report under the rule of that name, with an interval from `resamples` resamples. A rule that does not fit
+    /// the text, or does not judge each draft by itself, gives way to `sampling`, which bounds the latter from below.
     pub(super) fn report_of(
         &self,
         rule: &str,
         drafter: &AnyDrafter,
         resamples: usize,
     ) -> Result<ExactReport, EvalError> {
-        let rule = verify::for_sampling(rule, &self.settings.sampling)?;
+        let rule = verify::for_sampling(rule, &self.settings.sampling).ok();
+        let rule = rule.filter(|rule| rule.realised().is_some());
         let settings = ExactSettings {
-            rule: if rule.realised().is_some() {
-                rule
-            } else {
-                &SpeculativeSampling
-            },
+            rule: rule.unwrap_or(&SpeculativeSampling),
             resamples,
             ..self.settings
         };

@@ -77,6 +77,11 @@ pub(crate) fn untrained_folder(session: &Session, drafter: &DrafterRun) -> PathB
     session.drafter_folder(drafter).join("untrained")
 }
 
+/// Whether a training of the drafter has begun.
+pub(crate) fn has_checkpoints(session: &Session, drafter: &DrafterRun) -> bool {
+    checkpoints(session, drafter).exists()
+}
+
 /// The checkpoint with the best validation, or the newest one of a run without validation.
 pub(crate) fn chosen_checkpoint(
     session: &Session,

@@ -134,9 +134,15 @@ impl Batch<'_, '_> {
             walk.path.push(node + 1);
             at = Some(node);
         }
-        let depth = tree.depths().iter().max().map_or(0, |deepest| deepest + 1);
+        // The next depth was tried where the last token that became text had drafts behind it.
+        let ended = row
+            .ids
+            .last()
+            .is_some_and(|last| settings.stop_ids.contains(last));
+        let was_tried = walk.path.len() > walk.accepted && tree.parents.contains(&at);
         row.rounds.push(Round {
-            proposed: depth,
+            proposed: walk.accepted
+                + usize::from(was_tried && !(ended && walk.path.len() == walk.accepted)),
             accepted: walk.accepted,
             committed: walk.path.len(),
         });

@@ -123,12 +123,16 @@ pub struct ExactTau {
     pub uniform_anchor_tau: f64,
 }
 
+/// Variance of the rounds from which on their number is close to normal; with fewer chances it is a small count, whose tail
+/// is much longer.
+const LEAST_VARIANCE: f64 = 10.0;
+
 impl ExactTau {
     /// How far `rounds` of decoding the same text lie from what is expected, in standard deviations of the coins;
-    /// `None` where no coin is thrown.
+    /// `None` where too few coins decide anything for the figure to be normal.
     pub fn z(&self, rounds: f64) -> Option<f64> {
-        let deviation = self.rounds_variance.sqrt();
-        (deviation > 1e-9).then(|| (rounds - self.rounds) / deviation)
+        let has_many = self.rounds_variance >= LEAST_VARIANCE;
+        has_many.then(|| (rounds - self.rounds) / self.rounds_variance.sqrt())
     }
 }
 
@@ -215,6 +219,7 @@ pub fn exact_with(
     Ok(sums.report(settings))
 }
 
-fn has_round(row: &TokenRow) -> bool {
+/// Whether decoding takes a round for the marked tokens of a row.
+pub(crate) fn has_round(row: &TokenRow) -> bool {
     (1..row.len()).any(|anchor| is_valid(&row.turns, anchor, 0))
 }

@@ -11,9 +11,11 @@ use crate::table::{chance_verdicts, text_verdicts};
 
 use self::svg::escape;
 
-/// Colours of proposers in their order (Okabe and Ito 2008: told apart by nearly everyone, on light and dark).
-const COLOURS: [&str; 8] = [
+/// Colours of proposers in their order; the first ones (Okabe and Ito 2008) are told apart by nearly everyone, on light and
+/// dark.
+const COLOURS: [&str; 12] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a", "#b5a800",
+    "#7a4fa3", "#9c5b2e", "#3fb8af", "#d04a6a",
 ];
 
 /// The page.
@@ -278,32 +280,32 @@ fn predicted_section(predictions: &[Prediction]) -> String {
         return String::new();
     };
     let mut text = format!(
-        "<section><h2>Predicted speed-up</h2>\n<p>A roofline model, not a measurement: {} sequences of {} tokens, weights and \
-         caches of {} bytes a number, {:.0} % of the peak bandwidth, {:.0} % of the peak throughput, {} microseconds a layer.</p>\n\
+        "<section><h2>Predicted speed-up</h2>\n<p>A roofline model, not a measurement: {} sequences of {} tokens.</p>\n\
          <div class=\"wide\"><table><tr><th>drafter</th><th>device</th><th>best drafts</th><th>speed-up there</th>\
-         <th>by drafts 1, 2, ..</th></tr>\n",
-        first.load.batch,
-        first.load.context,
-        first.device.bytes_per_number,
-        100.0 * first.device.bandwidth_share,
-        100.0 * first.device.compute_share,
-        first.device.microseconds_per_layer,
+         <th>by drafts 1, 2, ..</th><th>assumed of the device</th></tr>\n",
+        first.load.batch, first.load.context,
     );
     for prediction in predictions {
         let speed = |speed: &PredictedSpeed| format!("{:.2}", speed.speed_up);
         let all: Vec<String> = prediction.by_gamma.iter().map(speed).collect();
-        let best = prediction
-            .by_gamma
-            .iter()
-            .find(|speed| speed.gamma == prediction.best_gamma);
+        let mut speeds = prediction.by_gamma.iter();
+        let best = speeds.find(|speed| speed.gamma == prediction.best_gamma);
         let best = best.map_or("1.00".to_owned(), speed);
+        let device = &prediction.device;
         let _ = writeln!(
             text,
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td><b>{best}x</b></td><td>{}</td></tr>",
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td><b>{best}x</b></td><td>{}</td><td><small>{:.0} % of {} GB/s, {:.0} % of \
+             {} Tflop/s, {} bytes a number, {} us a layer</small></td></tr>",
             escape(&prediction.drafter),
-            escape(&prediction.device.name),
+            escape(&device.name),
             prediction.best_gamma,
             all.join(", "),
+            100.0 * device.bandwidth_share,
+            device.bandwidth,
+            100.0 * device.compute_share,
+            device.teraflops,
+            device.bytes_per_number,
+            device.microseconds_per_layer,
         );
     }
     text.push_str("</table></div></section>\n");

@@ -103,7 +103,10 @@ impl Proposer for ModelProposer<'_> {
     ) -> Result<Vec<Vec<DraftToken>>, EvalError> {
         let mut drafts: Vec<Vec<DraftToken>> = vec![Vec::new(); rows.len()];
         let num_depths = rows.iter().map(|row| row.max_tokens).max().unwrap_or(0);
-        let Some(mut state) = self.state.take().filter(|_| num_depths > 0) else {
+        if num_depths == 0 {
+            return Ok(drafts);
+        }
+        let Some(mut state) = self.state.take() else {
             return Ok(drafts);
         };
         state.roll_back(rows);

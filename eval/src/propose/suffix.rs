@@ -62,3 +62,40 @@ impl Proposer for SuffixLookup {
         self.rows = rows.iter().map(|&row| self.rows[row].clone()).collect();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_models::sample::Sampling;
+
+    use super::*;
+    use crate::propose::DraftChoice;
+
+    #[test]
+    fn drafts_are_what_followed_the_last_occurrence() {
+        let rule = DraftRule {
+            sampling: Sampling::greedy(),
+            choice: DraftChoice::MostProbable,
+            seed: 0,
+        };
+        let mut lookup = SuffixLookup::new(2);
+        lookup.begin(2, 20);
+        let mut drafts = |rows: [&[u32]; 2], max_tokens| {
+            let rows = rows.map(|tokens| ProposeRow {
+                tokens,
+                max_tokens,
+                stream: 0,
+            });
+            let drafts = lookup.propose(&rows, &rule).unwrap();
+            let ids = |drafts: &Vec<DraftToken>| drafts.iter().map(|draft| draft.id).collect();
+            drafts.iter().map(ids).collect::<Vec<Vec<u32>>>()
+        };
+        // "1 2" was followed by 5, then by 6; "4" alone is shorter than two tokens.
+        let first: &[u32] = &[1, 2, 5, 1, 2, 6, 1, 2];
+        assert_eq!(drafts([first, &[3, 4, 9, 4]], 3), [vec![6, 1, 2], vec![]]);
+        let longer: &[u32] = &[1, 2, 5, 1, 2, 6, 1, 2, 6];
+        assert_eq!(
+            drafts([longer, &[3, 4, 9, 4, 3, 4]], 2),
+            [vec![1, 2], vec![9, 4]]
+        );
+    }
+}

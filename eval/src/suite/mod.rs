@@ -3,10 +3,11 @@
 mod plan;
 
 use draftsmith_models::drafter::AnyDrafter;
+use draftsmith_models::rng::stable_hash;
 use draftsmith_models::target::TargetModel;
 use draftsmith_models::vocab::VocabMap;
 
-use self::plan::Cell;
+use self::plan::{Cell, Source};
 use crate::acceptance::{Acceptance, mean_tau_of_sequences};
 use crate::bootstrap::ratio_interval;
 use crate::config::EvalConfig;
@@ -95,7 +96,11 @@ pub fn run(
     input.config.validate()?;
     let cells = input.cells()?;
     for cell in &cells {
-        check_sequences(input.target, &input.settings(cell), &cell.suite.prompts)?;
+        let settings = input.settings(cell);
+        check_sequences(input.target, &settings, &cell.suite.prompts)?;
+        if let (Source::Model, Some(model)) = (cell.source, input.draft_model) {
+            check_sequences(model, &settings, &cell.suite.prompts)?;
+        }
     }
     let mut runner = Runner {
         input,
@@ -236,12 +241,14 @@ impl Runner<'_, '_> {
             time: output.time,
             exact: judgement.exact,
             text_z: judgement.text_z,
+            outside: judgement.outside,
         })
     }
 
     fn entry(&self, cell: &Cell<'_>, proposer: &str, part: &Part) -> Entry {
         let counts = Acceptance::new(&part.records, cell.gamma);
-        let prompts: Vec<PromptFigures> = part.records.iter().map(prompt_figures).collect();
+        let records = cell.suite.prompts.iter().zip(&part.records);
+        let prompts: Vec<PromptFigures> = records.map(prompt_figures).collect();
         let pairs: Vec<(f64, f64)> = prompts.iter().map(PromptFigures::pair).collect();
         let rounds = counts.rounds as f64;
         Entry {
@@ -256,10 +263,15 @@ impl Runner<'_, '_> {
             exact: part.exact,
             rounds_z: part.exact.and_then(|exact| exact.z(rounds)),
             text_z: part.text_z,
+            outside_truncation: part.outside,
             tau_mean_of_prompts: mean_tau_of_sequences(&part.records),
             engine_length: counts.engine_length(),
             acceptance_by_depth: counts.acceptance_by_depth(),
-            survival_by_depth: counts.survival_by_depth(),
+            // A round with a tree tells which depths it tried, not which it offered.
+            survival_by_depth: match cell.tree {
+                Some(_) => Vec::new(),
+                None => counts.survival_by_depth(),
+            },
             tokens_per_second: speed(counts.tokens, &part.time),
             prompts,
             speed_up: None,
@@ -281,10 +293,12 @@ fn part_name(cell: &Cell<'_>, proposer: &str) -> String {
     )
 }
 
-fn prompt_figures(record: &SequenceRecord) -> PromptFigures {
+fn prompt_figures((sequence, record): (&Sequence, &SequenceRecord)) -> PromptFigures {
     let tokens: usize = record.rounds.iter().map(|round| round.committed).sum();
+    let ids: Vec<String> = sequence.prompt.iter().map(ToString::to_string).collect();
     PromptFigures {
         id: record.id.clone(),
+        prompt: format!("{:016x}", stable_hash(&ids.join(" "))),
         tokens: tokens as u64,
         rounds: record.rounds.len() as u64,
     }

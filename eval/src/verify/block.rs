@@ -6,7 +6,7 @@ use super::sampling::residual;
 use super::{Chance, Realised, RowToVerify, Verdict, VerifyRule};
 use crate::propose::DraftChoice;
 
-/// Lossless like speculative sampling, and never accepts fewer drafts: a draft that the target likes less than the
+/// Lossless like speculative sampling, and in the mean never accepts fewer drafts: a draft that the target likes less than the
 /// drafter does may be made up for by those before it.
 ///
 /// With `pi_0 = 1` and `pi_i = min(1, pi_{i-1} p(x_i) / q(x_i))`, the prefix of length `i` passes with probability

@@ -45,7 +45,10 @@ impl VerifyRule for GumbelCoupling {
         for (score, p) in scores.iter_mut().zip(row.probabilities(index)) {
             *score *= p;
         }
-        top_two(&scores, |first, second| (first / second).ln() as f32)
+        // Without a second choice the gap is as wide as it can be written down.
+        top_two(&scores, |first, second| {
+            ((first / second).ln() as f32).min(f32::MAX)
+        })
     }
 
     fn is_drafter_invariant(&self) -> bool {
@@ -56,11 +59,11 @@ impl VerifyRule for GumbelCoupling {
 /// `1 / sum_i max(p_i, q_i p_x / q_x)` for the token `x`: both draw it with probability
 /// `1 / sum_i max(p_i / p_x, q_i / q_x)`, the target with `p_x`.
 fn match_probability(law: &SlotLaw<'_>) -> f64 {
-    let q_of_token = law.q_of_token();
-    if q_of_token <= 0.0 {
+    let (p, q) = (law.p[law.token as usize], law.q_of_token());
+    if p <= 0.0 || q <= 0.0 {
         return 0.0;
     }
-    let scale = law.p[law.token as usize] / q_of_token;
+    let scale = p / q;
     // Tokens outside the draft vocabulary have q = 0 and count with p alone.
     let mut total: f64 = law.p.iter().sum();
     for (&id, q) in law.vocab.target_ids().iter().zip(law.q) {

@@ -28,7 +28,10 @@ impl VerifyRule for SpeculativeSampling {
 
     /// `min(1, q/p)` of the token.
     fn realised(&self) -> Option<Realised> {
-        Some(|law| accept_probability(law.q_of_token(), law.p[law.token as usize]))
+        Some(|law| match law.p[law.token as usize] {
+            p if p > 0.0 => accept_probability(law.q_of_token(), p),
+            _ => 0.0, // rounding moved the cut of a truncation: the draft would not pass here
+        })
     }
 
     fn verify(&self, row: &RowToVerify<'_>, chance: &mut dyn Chance) -> Verdict {

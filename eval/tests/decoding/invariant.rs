@@ -171,8 +171,16 @@ fn the_target_drafts_for_itself_without_a_miss() {
         };
         let mut model = ModelProposer::new(&target, VOCAB).unwrap();
         let records = run_by(rule, &target, &mut model, &sequences, &settings).records;
+        let mut proposed = 0;
         for round in records.iter().flat_map(|record| &record.rounds) {
             assert_eq!(round.accepted, round.proposed, "{rule}");
+            proposed += round.proposed;
         }
+        let new: usize = records.iter().map(|record| record.ids.len()).sum();
+        // Four drafts and one token of the target's own a round, but for the ends of nine texts.
+        assert!(
+            5 * proposed > 4 * (new - 6 * 9),
+            "{rule}: {proposed} drafts of {new} tokens"
+        );
     }
 }

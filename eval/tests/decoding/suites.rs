@@ -127,11 +127,11 @@ fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
     check_page(&report);
     check_comparison(&report);
     let table = render(&report);
-    assert_eq!(table.lines().count(), 1 + 12 + 3);
+    // Too few rounds hang on coins for a verdict on those.
+    assert_eq!(table.lines().count(), 1 + 12 + 2);
     let verdicts = [
         "\ngreedy output identical: yes (12 of 12 outputs)\n",
         "\ndrawn text against the target's law: largest |z| ",
-        "\nrounds against their expectation: largest |z| ",
     ];
     for verdict in verdicts {
         assert!(table.contains(verdict), "{table}");
@@ -218,7 +218,7 @@ fn drafters_have_the_expectation_for_their_own_text() {
             // No coin is thrown: what is expected is what happened.
             assert!((exact.tau - entry.tau).abs() < 1e-9 && entry.rounds_z.is_none());
         } else {
-            assert!(entry.rounds_z.unwrap().abs() < 5.0);
+            assert!(entry.rounds_z.is_none_or(|z| z.abs() < 5.0));
         }
     }
 }
@@ -283,6 +283,7 @@ fn an_interrupted_run_goes_on_behind_what_it_had_finished() {
         gamma: OneOrMore::new(vec![1, 3]).unwrap(),
         rule: OneOrMore::new(["sampling", "gumbel", "block"].map(str::to_owned).into()).unwrap(),
         baselines: vec!["suffix".to_owned()],
+        top_p: 0.7, // leaves some positions a single token, whose gap to a second one has no number
         ..config()
     };
     let input = SuiteRun {

@@ -201,6 +201,11 @@ impl Drafter for Dspark {
         self.core.num_layers()
     }
 
+    /// Of the embedding of the previous token one row is read.
+    fn num_weights(&self) -> usize {
+        self.num_params() - self.markov_in.val().shape().num_elements()
+    }
+
     fn training_slots(&self, tokens: &TokenBatch, draw: AnchorDraw) -> Vec<Slot> {
         self.core.training_slots(tokens, draw)
     }
