@@ -69,3 +69,38 @@ fn under_noise(probabilities: &[f64], vocab: &VocabMap, at: NoiseAt) -> Option<D
     let best = scores.reduce(|best, next| if next.1 > best.1 { next } else { best });
     best.map(|(id, _)| DraftToken::certain(id))
 }
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_models::sample::Sampling;
+
+    use super::*;
+
+    /// Sequences in which a position drafts the same token in two rounds, of forty.
+    fn alike(choice: DraftChoice) -> usize {
+        let vocab = Arc::new(VocabMap::full(8));
+        let rule = DraftRule {
+            sampling: Sampling::default(),
+            choice,
+            seed: 1,
+        };
+        let drafted = |committed: usize, depth, stream| {
+            let row = ProposeRow {
+                tokens: &vec![0; committed],
+                max_tokens: 4,
+                stream,
+            };
+            choose(&[0.0; 8], &vocab, &rule, &row, depth).unwrap().id
+        };
+        let is_alike = |stream: &u64| drafted(5, 2, *stream) == drafted(6, 1, *stream);
+        (0..40).filter(is_alike).count()
+    }
+
+    /// Red under: `coin(None)` for `DrawnEachRound`.
+    #[test]
+    fn a_position_drafts_by_its_own_number_or_anew() {
+        assert_eq!(alike(DraftChoice::Drawn), 40);
+        assert_eq!(alike(DraftChoice::SharedNoise), 40);
+        assert!(alike(DraftChoice::DrawnEachRound) < 15); // one in eight by chance
+    }
+}

@@ -1,8 +1,13 @@
 //! Every rule leaves the target's distribution unchanged, whatever the drafter does.
 
-use draftsmith_eval::decode::{DecodeSettings, Sequence};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use draftsmith_eval::decode::{DecodeSettings, Decoder, Sequence, decode};
 use draftsmith_eval::propose::{DraftChoice, DrafterProposer};
-use draftsmith_eval::verify::{Chance, Coins, RULES, SpeculativeSampling, VerifyRule};
+use draftsmith_eval::verify::{
+    Chance, Coins, RULES, Realised, RowToVerify, SpeculativeSampling, Verdict, VerifyRule,
+};
 use draftsmith_models::batch::StateSpec;
 use draftsmith_models::gumbel::NoiseAt;
 use draftsmith_models::sample::{Sampling, draw};
@@ -10,7 +15,7 @@ use draftsmith_models::target::TargetModel;
 use draftsmith_models::weights::host_values;
 
 use crate::tables::{LENGTH, TOKENS, World, by_coin, code};
-use crate::tiny::{VOCAB, drafter, reduced_vocab, run_by, settings, target};
+use crate::tiny::{VOCAB, drafter, prompts, reduced_vocab, run_by, settings, target};
 
 /// Decodes three tokens under a rule with its random numbers, from tables instead of models.
 fn decode_tables(world: &World, rule: &dyn VerifyRule, stream: u64) -> usize {
@@ -191,7 +196,6 @@ fn model_law(target: &TargetModel, prompt: &[u32]) -> Vec<f64> {
     law
 }
 
-/// Red under: `round: None` in `Batch::settle`, or `coin(None)` for `DrawnEachRound` in `propose::choice`: the block rule.
 #[test]
 fn decoded_texts_follow_the_targets_law_under_every_rule() {
     let target = target();
@@ -220,4 +224,74 @@ fn decoded_texts_follow_the_targets_law_under_every_rule() {
         let (statistic, limit) = chi_square(&counts, &law);
         assert!(statistic < limit, "{rule}: {statistic} {limit}");
     }
+}
+
+/// Asks for the coin of every draft and writes down the answers; accepts nothing.
+#[derive(Debug)]
+struct Spy {
+    choice: DraftChoice,
+    /// Position and answer.
+    seen: Mutex<Vec<(usize, bool)>>,
+}
+
+impl VerifyRule for Spy {
+    fn name(&self) -> &'static str {
+        "spy"
+    }
+
+    fn is_lossless(&self, _sampling: &Sampling) -> bool {
+        true
+    }
+
+    fn draft_choice(&self) -> DraftChoice {
+        self.choice
+    }
+
+    fn realised(&self) -> Option<Realised> {
+        None
+    }
+
+    fn verify(&self, row: &RowToVerify<'_>, chance: &mut dyn Chance) -> Verdict {
+        let mut seen = self.seen.lock().unwrap();
+        for position in row.position..row.position + row.drafts.len() {
+            seen.push((position, chance.accepts(position, 0.5)));
+        }
+        let next = chance.picks(row.position, &row.probabilities(0));
+        Verdict { accepted: 0, next }
+    }
+}
+
+/// Share of positions, drafted in several rounds, whose coin was not always the same.
+fn share_of_new_coins(choice: DraftChoice) -> f64 {
+    let target = target();
+    let vocab = reduced_vocab();
+    let drafter = drafter(&target, &vocab);
+    let spy: &'static Spy = Box::leak(Box::new(Spy {
+        choice,
+        seen: Mutex::default(),
+    }));
+    let settings = settings(1.0, 1);
+    let decoder = Decoder {
+        target: &target,
+        rule: spy,
+        settings: &settings,
+    };
+    let mut proposer = DrafterProposer::new("drafter", &drafter, target.ends(), &vocab);
+    decode(&decoder, &mut proposer, &prompts(1), &mut |_| true).unwrap();
+    let mut answers: BTreeMap<usize, Vec<bool>> = BTreeMap::new();
+    for (position, answer) in spy.seen.lock().unwrap().iter() {
+        answers.entry(*position).or_default().push(*answer);
+    }
+    let several = answers.values().filter(|answers| answers.len() == 4);
+    let is_new = |answers: &&Vec<bool>| answers.iter().any(|answer| *answer != answers[0]);
+    several.clone().filter(is_new).count() as f64 / several.count() as f64
+}
+
+/// The block rule looks ahead, so a position must have a new coin in each round: four of them are alike once in eight. The
+/// others look at a coin once, and it is that of the position.
+/// Red under: `round: None` in `Batch::settle`.
+#[test]
+fn rules_that_look_ahead_have_new_coins_in_each_round() {
+    assert!(share_of_new_coins(DraftChoice::DrawnEachRound) > 0.6);
+    assert!(share_of_new_coins(DraftChoice::Drawn) < 1e-9);
 }
