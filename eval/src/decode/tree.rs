@@ -134,15 +134,11 @@ impl Batch<'_, '_> {
             walk.path.push(node + 1);
             at = Some(node);
         }
-        // The next depth was tried where the last token that became text had drafts behind it.
-        let ended = row
-            .ids
-            .last()
-            .is_some_and(|last| settings.stop_ids.contains(last));
-        let was_tried = walk.path.len() > walk.accepted && tree.parents.contains(&at);
+        // One depth more was tried where the last token that became text did not end it and had drafts behind it.
+        let goes_on = walk.path.len() > walk.accepted;
+        let was_tried = goes_on && tree.parents.contains(&at);
         row.rounds.push(Round {
-            proposed: walk.accepted
-                + usize::from(was_tried && !(ended && walk.path.len() == walk.accepted)),
+            proposed: walk.accepted + usize::from(was_tried),
             accepted: walk.accepted,
             committed: walk.path.len(),
         });
