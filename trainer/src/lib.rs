@@ -11,6 +11,7 @@ pub mod config;
 pub mod device_check;
 pub mod error;
 pub mod log;
+mod muon;
 pub mod observe;
 pub mod optimizer;
 pub mod order;

@@ -1,18 +1,18 @@
 //! [`optimizer`]: which parameter moves by which rule.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
-use burn::optim::decay::WeightDecayConfig;
-use burn::optim::{AdamWConfig, AdjustLrFn, ModuleOptimizer, MuonConfig};
+use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::Tensor;
 use draftsmith_models::drafter::AnyDrafter;
 
 use crate::config::{OptimizerConfig, OptimizerKind};
+use crate::muon::Muon;
 
 /// The optimizer that the settings ask for.
 ///
 /// One-dimensional parameters (norm gains) always move by AdamW without decay, matrices over the vocabulary
-/// always by AdamW: Muon is for matrices inside the network. Muon's update is scaled to the size of AdamW's (Liu et
-/// al. 2025, 2502.16982), so that both share one learning rate and one decay.
+/// always by AdamW: Muon is for matrices inside the network. Muon's update is scaled to the size of AdamW's, so that
+/// both share one learning rate and one decay.
 pub fn optimizer(config: &OptimizerConfig, drafter: &AnyDrafter) -> ModuleOptimizer {
     let adamw = AdamWConfig::new()
         .with_beta_1(config.betas[0] as f32)
@@ -33,11 +33,7 @@ pub fn optimizer(config: &OptimizerConfig, drafter: &AnyDrafter) -> ModuleOptimi
     match config.kind {
         OptimizerKind::Adamw => optimizer,
         OptimizerKind::Muon => {
-            let decay = WeightDecayConfig::new(config.weight_decay as f32);
-            let muon = MuonConfig::new()
-                .with_weight_decay(Some(decay))
-                .with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW)
-                .build();
+            let muon = Muon::new(config.weight_decay);
             optimizer.with_group(ParamGroup::from_ids(parameters.matrices), muon, None)
         }
     }
