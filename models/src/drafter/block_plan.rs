@@ -2,76 +2,93 @@
 
 use std::collections::BTreeMap;
 
+use burn::tensor::{Device, Int, Tensor};
+
+use crate::batch::index_tensor;
+use crate::layers::ragged::Ragged;
 use crate::slot::Slot;
 
-/// Anchor of a padding block: it sees no context, only itself, and no slot reads it.
-const NO_ANCHOR: usize = 0;
-
-/// The blocks of one pass: A for each of the rows that have any, rows with fewer padded.
+/// The blocks of one pass, and the context they see: the positions of each row before its last anchor.
+///
+/// What works on single positions runs over the real ones, `[1, M, X]` for the context and `[N, n, X]` for the
+/// blocks; attention pads them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BlockPlan {
-    /// Rows of the batch that own blocks, ascending.
-    pub(super) rows: Vec<usize>,
-    /// Ascending anchors of each of these rows, then padding, A each.
-    pub(super) anchors: Vec<Vec<usize>>,
-    /// Anchors of each of these rows that are no padding.
-    lens: Vec<usize>,
+    /// Batch row and ascending anchors, for rows that have any.
+    anchors: Vec<(usize, Vec<usize>)>,
+    /// Context positions of each of these rows.
+    pub(super) context: Ragged,
+    /// Blocks of each of these rows.
+    pub(super) blocks: Ragged,
 }
 
 impl BlockPlan {
     /// The blocks that `slots` read.
     pub(super) fn new(slots: &[Slot]) -> Self {
-        let (rows, mut anchors): (Vec<usize>, Vec<Vec<usize>>) =
-            anchors_of(slots).into_iter().unzip();
-        let lens: Vec<usize> = anchors.iter().map(Vec::len).collect();
-        let per_row = lens.iter().max().copied().unwrap_or(0);
-        for row in &mut anchors {
-            row.resize(per_row, NO_ANCHOR);
-        }
+        let anchors: Vec<_> = anchors_of(slots).into_iter().collect();
+        let lens = |len: fn(&[usize]) -> usize| {
+            Ragged::new(anchors.iter().map(|(_, anchors)| len(anchors)).collect())
+        };
         Self {
-            rows,
+            context: lens(|anchors| anchors.last().copied().unwrap_or(0)),
+            blocks: lens(<[usize]>::len),
             anchors,
-            lens,
         }
     }
 
-    /// Blocks of each row, A.
-    pub(super) fn per_row(&self) -> usize {
-        self.anchors.first().map_or(0, Vec::len)
+    /// The context rows of states `[B, S, X]` of the whole batch, `[1, M, X]`.
+    pub(super) fn context_of(&self, states: &Tensor<3>) -> Tensor<3> {
+        let [num_rows, len, width] = states.dims();
+        let rows = self.anchors.iter().map(|(row, _)| *row);
+        let places = rows
+            .zip(self.context.lens())
+            .flat_map(|(row, seen)| row * len..row * len + seen);
+        let places = index_tensor(places, &states.device());
+        let flat = states.clone().reshape([1, num_rows * len, width]);
+        flat.select(1, places)
     }
 
-    /// Context positions that some block sees, at least 1.
-    pub(super) fn context_len(&self) -> usize {
-        self.anchors
-            .iter()
-            .flatten()
-            .max()
-            .map_or(1, |&last| last.max(1))
+    /// Positions of the context rows, `[1, M]`.
+    pub(super) fn context_positions(&self, device: &Device) -> Tensor<2, Int> {
+        let positions = self.context.lens().iter().flat_map(|&len| 0..len);
+        index_tensor(positions, device).unsqueeze()
     }
 
-    /// Index of the block of a slot among all.
-    #[expect(clippy::expect_used, reason = "the plan was made from these slots")]
-    pub(super) fn block_of(&self, slot: &Slot) -> usize {
-        let row = self
-            .rows
-            .binary_search(&slot.row)
-            .expect("every slot has its row");
-        let real = &self.anchors[row][..self.lens[row]];
-        let place = real
-            .binary_search(&slot.anchor)
-            .expect("every slot has its block");
-        row * self.per_row() + place
+    /// Anchors of each row, padded by blocks that see no context.
+    pub(super) fn padded_anchors(&self) -> Vec<Vec<usize>> {
+        let padded = |(_, anchors): &(usize, Vec<usize>)| {
+            let mut anchors = anchors.clone();
+            anchors.resize(self.blocks.padded_len(), 0);
+            anchors
+        };
+        self.anchors.iter().map(padded).collect()
     }
 
     /// Position of the first token of every block.
     pub(super) fn starts(&self) -> Vec<usize> {
-        self.anchors.iter().flatten().copied().collect()
+        let anchors = self.anchors.iter().flat_map(|(_, anchors)| anchors);
+        anchors.copied().collect()
+    }
+
+    /// Index of the block of each slot among all.
+    #[expect(clippy::expect_used, reason = "the plan was made from these slots")]
+    pub(super) fn blocks_of(&self, slots: &[Slot]) -> Vec<usize> {
+        let starts = |(row, anchors): &(usize, Vec<usize>)| {
+            let row = *row;
+            anchors.clone().into_iter().map(move |anchor| (row, anchor))
+        };
+        let blocks: Vec<(usize, usize)> = self.anchors.iter().flat_map(starts).collect();
+        let block_of = |slot: &Slot| blocks.binary_search(&(slot.row, slot.anchor));
+        let found = slots.iter().map(block_of);
+        found
+            .map(|block| block.expect("every slot has its block"))
+            .collect()
     }
 
     /// The tokens that open the blocks, given the ids of a batch row.
     pub(super) fn anchor_ids<'a>(&self, ids_of: impl Fn(usize) -> &'a [u32]) -> Vec<u32> {
-        let rows = self.rows.iter().zip(&self.anchors);
-        rows.flat_map(|(&row, anchors)| anchors.iter().map(move |&anchor| (row, anchor)))
+        let rows = self.anchors.iter();
+        rows.flat_map(|(row, anchors)| anchors.iter().map(move |&anchor| (*row, anchor)))
             .map(|(row, anchor)| ids_of(row)[anchor])
             .collect()
     }
@@ -148,10 +165,8 @@ mod tests {
                 let passes = passes(all.clone(), limit);
                 for pass in &passes {
                     let plan = BlockPlan::new(pass);
-                    assert!(
-                        plan.rows.len() * plan.per_row() <= limit.max(1),
-                        "{rows:?} {limit}"
-                    );
+                    let padded = plan.blocks.num_lists() * plan.blocks.padded_len();
+                    assert!(padded <= limit.max(1), "{rows:?} {limit}");
                 }
                 let mut again: Vec<Slot> = passes.into_iter().flatten().collect();
                 again.sort_unstable();
@@ -163,16 +178,14 @@ mod tests {
     #[test]
     fn rows_without_a_block_are_no_part_of_a_plan() {
         let plan = BlockPlan::new(&slots(&[(1, 3), (4, 1)]));
-        assert_eq!(plan.rows, [1, 4]);
-        assert_eq!(plan.anchors, [[1, 2, 3], [1, NO_ANCHOR, NO_ANCHOR]]);
-        let at = |row, anchor| {
-            plan.block_of(&Slot {
-                row,
-                anchor,
-                depth: 1,
-            })
+        let slot = |row, anchor| Slot {
+            row,
+            anchor,
+            depth: 1,
         };
-        assert_eq!((at(1, 3), at(4, 1), plan.context_len()), (2, 3, 3));
-        assert_eq!(plan.starts(), [1, 2, 3, 1, 0, 0]);
+        assert_eq!(plan.blocks_of(&[slot(1, 3), slot(4, 1)]), [2, 3]);
+        assert_eq!(plan.starts(), [1, 2, 3, 1]);
+        assert_eq!(plan.padded_anchors(), [[1, 2, 3], [1, 0, 0]]);
+        assert_eq!(plan.context.lens(), [3, 1]);
     }
 }

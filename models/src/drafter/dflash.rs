@@ -25,6 +25,7 @@ use crate::layers::blocks::{BlockStates, block_attention, context_of_blocks};
 use crate::layers::follow;
 use crate::layers::linear::linear;
 use crate::layers::norm::rms_norm;
+use crate::layers::ragged::Ragged;
 use crate::layers::rope::{RopeAngles, RopeTable};
 use crate::slot::{Slot, batch_slots};
 use crate::target::forward::positions;
@@ -287,15 +288,13 @@ impl Drafter for Dflash {
         ends: &TargetEnds,
         compute: FloatDType,
     ) -> Tensor<2> {
-        let device = self.fc.val().device();
         let plan = BlockPlan::new(slots);
-        let outputs = self.blocks(batch, &plan, ends, compute); // [B * A, n, H]
-        let [_, size, width] = outputs.dims();
-        let first = self.shape.layout.first();
-        let place = |slot: &Slot| plan.block_of(slot) * size + first + slot.depth;
-        outputs
-            .reshape([-1, width as i32])
-            .select(0, index_tensor(slots.iter().map(place), &device))
+        let (first, size) = (self.shape.layout.first(), self.shape.block_size);
+        let blocks = plan.blocks_of(slots).into_iter();
+        let places = blocks
+            .zip(slots)
+            .map(|(block, slot)| block * size + first + slot.depth);
+        self.outputs(batch, &plan, places, ends, compute)
     }
 
     fn head(&self) -> Tensor<2> {
@@ -374,38 +373,45 @@ impl Dflash {
         rms_norm(fused, self.context_norm.val(), self.shape.eps)
     }
 
-    /// Outputs in front of the head of all blocks of a plan, `[B * A, n, H]`, in f32.
-    fn blocks(
+    /// Outputs `[N, H]` in front of the head, in f32, at N places among the tokens of all blocks of a plan.
+    fn outputs(
         &self,
         batch: &DraftBatch,
         plan: &BlockPlan,
+        places: impl Iterator<Item = usize>,
         ends: &TargetEnds,
         compute: FloatDType,
-    ) -> Tensor<3> {
+    ) -> Tensor<2> {
         let device = self.fc.val().device();
         let inner = device.clone().inner();
-        let (num_rows, len) = (plan.rows.len(), plan.context_len());
         let size = self.shape.block_size;
         let input = |x: Tensor<3>| follow(&device, x).cast(compute);
-        let rows = index_tensor(plan.rows.iter().copied(), &inner);
-        let aux = batch.states.aux.clone().select(0, rows).narrow(1, 0, len);
-        let context = self.context(input(aux), compute);
-        let context_angles = self.rope.at(positions(&vec![0; num_rows], len, &inner));
-        let context_angles = context_angles.follow(&device);
+        let context = self.context(input(plan.context_of(&batch.states.aux)), compute);
+        let context_angles = self.rope.at(plan.context_positions(&inner)).follow(&device);
         let block_angles = self.rope.at(positions(&plan.starts(), size, &inner));
         let ids = plan.anchor_ids(|row| &batch.tokens.rows[row].ids);
-        let ids = self.block_ids(ids, &inner);
+        let hidden = input(ends.embed(self.block_ids(ids, &inner)));
+        let (anchors, window) = (plan.padded_anchors(), self.shape.sliding_window);
         let pass = BlockPass {
             heads: self.shape.heads,
             angles: block_angles.follow(&device),
-            seen: context_of_blocks(&plan.anchors, size, self.shape.sliding_window, len),
+            rows: plan.blocks.clone(),
+            seen: context_of_blocks(&anchors, size, window, plan.context.padded_len()),
+            places: index_tensor(places, &device),
         };
-        let mut hidden = input(ends.embed(ids));
-        for layer in self.layer_weights(compute) {
-            let states = context_states(&layer, &context, &context_angles);
-            hidden = pass.layer(&layer, hidden, states);
-        }
+        let layers = self.layer_weights(compute);
+        let hidden = pass.run(&layers, hidden, |layer, _| {
+            let padded = |x| self.padded(&plan.context, x);
+            let (keys, values) = context_states(layer, &context, &context_angles);
+            (padded(keys), padded(values))
+        });
         rms_norm(hidden, self.norm.val(), self.shape.eps).cast(FloatDType::F32)
+    }
+
+    /// Keys or values of all context rows `[1, kv heads, M, D]`, one list a row: `[B, kv heads, S, D]`.
+    fn padded(&self, context: &Ragged, states: Tensor<4>) -> Tensor<4> {
+        let lists = context.pad(HeadShape::merge(states));
+        HeadShape::split(lists, self.shape.heads.num_kv_heads)
     }
 
     /// Token ids `[blocks, n]`: the anchors, each followed by masks.
@@ -425,18 +431,23 @@ impl Dflash {
         let size = self.shape.block_size;
         let longest = state.observed.iter().max().copied().unwrap_or(0);
         let anchors: Vec<Vec<usize>> = state.observed.iter().map(|&anchor| vec![anchor]).collect();
+        let first = self.shape.layout.first();
+        let num_rows = anchors.len();
+        let drafts = (0..num_rows).flat_map(|row| row * size + first..(row + 1) * size);
         let pass = BlockPass {
             heads: self.shape.heads,
             angles: self.rope.at(positions(&state.observed, size, &device)),
+            rows: Ragged::new(vec![1; num_rows]),
             seen: context_of_blocks(&anchors, size, self.shape.sliding_window, longest),
+            places: index_tensor(drafts, &device),
         };
         let ids = self.block_ids(state.anchors.clone(), &device);
-        let mut hidden = ends.embed(ids).cast(FloatDType::F32);
-        for (index, layer) in self.layer_weights(FloatDType::F32).iter().enumerate() {
-            hidden = pass.layer(layer, hidden, state.cache.layer(index));
-        }
-        let first = self.shape.layout.first();
-        rms_norm(hidden, self.norm.val(), self.shape.eps).narrow(1, first, size - first)
+        let hidden = ends.embed(ids).cast(FloatDType::F32);
+        let layers = self.layer_weights(FloatDType::F32);
+        let hidden = pass.run(&layers, hidden, |_, index| state.cache.layer(index));
+        let [_, width] = hidden.dims();
+        let output = rms_norm(hidden, self.norm.val(), self.shape.eps);
+        output.reshape([num_rows, size - first, width])
     }
 }
 
@@ -450,19 +461,40 @@ fn context_states(
     (keys, layer.values(context.clone()))
 }
 
-/// What all layers of one pass over blocks share.
+/// What all layers of one pass over N blocks share.
 struct BlockPass {
     heads: HeadShape,
     angles: RopeAngles,
+    /// Blocks of each row.
+    rows: Ragged,
     seen: Causal,
+    /// Which of the `N * n` tokens the last layer finishes; nothing else of it is read.
+    places: Tensor<1, Int>,
 }
 
 impl BlockPass {
-    /// One layer over blocks `[B * A, n, H]`.
-    fn layer(
+    /// All layers over blocks `[N, n, H]`, given the keys and values of the context: the rows of the asked places.
+    fn run(
+        &self,
+        layers: &[LayerWeights],
+        mut hidden: Tensor<3>,
+        context: impl Fn(&LayerWeights, usize) -> (Tensor<4>, Tensor<4>),
+    ) -> Tensor<2> {
+        for (index, layer) in layers.iter().enumerate() {
+            let mut mixed = self.mixed(layer, &hidden, context(layer, index));
+            if index + 1 == layers.len() {
+                (hidden, mixed) = (self.asked(hidden), self.asked(mixed));
+            }
+            hidden = layer.finish(hidden, mixed);
+        }
+        hidden.squeeze_dim(0)
+    }
+
+    /// What the attention of a layer reads for every token, heads merged: `[N, n, heads * D]`.
+    fn mixed(
         &self,
         layer: &LayerWeights,
-        hidden: Tensor<3>,
+        hidden: &Tensor<3>,
         context: (Tensor<4>, Tensor<4>),
     ) -> Tensor<3> {
         let x = layer.normed(hidden.clone());
@@ -471,7 +503,14 @@ impl BlockPass {
             k: self.angles.rotate(layer.keys(x.clone())),
             v: layer.values(x),
         };
-        let mixed = block_attention(self.heads, block, context, &self.seen);
-        layer.finish(hidden, HeadShape::merge(mixed))
+        let mixed = block_attention(self.heads, block, context, &self.rows, &self.seen);
+        HeadShape::merge(mixed)
+    }
+
+    /// `[N, n, X]` at the asked places, `[1, P, X]`.
+    fn asked(&self, x: Tensor<3>) -> Tensor<3> {
+        let [num_blocks, size, width] = x.dims();
+        let flat = x.reshape([1, num_blocks * size, width]);
+        flat.select(1, self.places.clone())
     }
 }

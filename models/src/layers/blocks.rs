@@ -3,8 +3,9 @@
 use burn::tensor::{FloatDType, Tensor};
 
 use super::attention::{Causal, HeadShape, scores};
+use super::ragged::Ragged;
 
-/// Queries, keys and values of blocks of `n` tokens, `[B * A, heads, n, D]`: A blocks for each of B rows.
+/// Queries, keys and values of N blocks of `n` tokens, `[N, heads, n, D]`.
 #[derive(Clone, Debug)]
 pub struct BlockStates {
     /// Rotated queries.
@@ -17,46 +18,53 @@ pub struct BlockStates {
 
 /// Attention of blocks over the context `[B, kv heads, S, D]` of their row and over themselves.
 ///
-/// `seen` says what of the context each of the `A * n` tokens of a row sees. Inside a block every token sees every
-/// other. All blocks are one product; softmax in f32 over both parts together. Returns `[B * A, heads, n, D]`.
+/// `rows` says how many blocks each of the B rows has, at most A; `seen` says what of the context each of the `A * n` tokens
+/// of a row sees. Inside a block every token sees every other. All blocks are one product; softmax in f32
+/// over both parts together. Returns `[N, heads, n, D]`.
 pub fn block_attention(
     heads: HeadShape,
     block: BlockStates,
     context: (Tensor<4>, Tensor<4>),
+    rows: &Ragged,
     seen: &Causal,
 ) -> Tensor<4> {
     let (keys, values) = context;
-    let [num_rows, _, num_keys, head_dim] = keys.dims();
-    let [num_blocks, _, size, _] = block.q.dims();
+    let [_, _, num_keys, head_dim] = keys.dims();
+    let [_, _, size, _] = block.q.dims();
     let dtype: FloatDType = block.q.dtype().into();
-    let num_queries = num_blocks / num_rows * size;
-    let past = scores(heads, row_by_row(block.q.clone(), num_rows), keys, head_dim);
-    let own = row_by_row(scores(heads, block.q, block.k, head_dim), num_rows);
+    let num_queries = rows.padded_len() * size;
+    let past = scores(heads, row_by_row(block.q.clone(), rows), keys, head_dim);
+    let own = row_by_row(scores(heads, block.q, block.k, head_dim), rows);
     let weights = seen.softmax_with(past, vec![own]).cast(dtype);
     let past = heads.fold_queries(weights.clone().narrow(3, 0, num_keys));
     let past = heads.unfold_queries(past.matmul(values), num_queries);
-    let own = block_by_block(weights.narrow(3, num_keys, size), num_blocks);
+    let own = block_by_block(weights.narrow(3, num_keys, size), rows, size);
     let own = heads.unfold_queries(heads.fold_queries(own).matmul(block.v), size);
-    block_by_block(past, num_blocks) + own
+    block_by_block(past, rows, size) + own
 }
 
-/// `[B * A, heads, n, X]` to `[B, heads, A * n, X]`.
-fn row_by_row(x: Tensor<4>, num_rows: usize) -> Tensor<4> {
+/// `[N, heads, n, X]` to `[B, heads, A * n, X]`.
+fn row_by_row(x: Tensor<4>, rows: &Ragged) -> Tensor<4> {
     let [num_blocks, num_heads, size, width] = x.dims();
-    let per_row = num_blocks / num_rows;
-    x.reshape([num_rows, per_row, num_heads, size * width])
+    let (num_rows, per_row) = (rows.num_lists(), rows.padded_len());
+    let flat = x.reshape([1, num_blocks, num_heads * size * width]);
+    rows.pad(flat)
+        .reshape([num_rows, per_row, num_heads, size * width])
         .swap_dims(1, 2)
         .reshape([num_rows, num_heads, per_row * size, width])
 }
 
 /// The inverse of [`row_by_row`].
-fn block_by_block(x: Tensor<4>, num_blocks: usize) -> Tensor<4> {
+fn block_by_block(x: Tensor<4>, rows: &Ragged, size: usize) -> Tensor<4> {
     let [num_rows, num_heads, len, width] = x.dims();
-    let per_row = num_blocks / num_rows;
-    let size = len / per_row;
-    x.reshape([num_rows, num_heads, per_row, size * width])
+    let per_row = len / size;
+    let padded = x
+        .reshape([num_rows, num_heads, per_row, size * width])
         .swap_dims(1, 2)
-        .reshape([num_blocks, num_heads, size, width])
+        .reshape([num_rows, per_row, num_heads * size * width]);
+    let flat = rows.flatten(padded);
+    let num_blocks = flat.dims()[1];
+    flat.reshape([num_blocks, num_heads, size, width])
 }
 
 /// What the blocks opened at `anchors` see of `num_keys` context keys, for [`block_attention`]: those before

@@ -17,6 +17,11 @@ impl Ragged {
         Self { lens }
     }
 
+    /// Length of each list.
+    pub fn lens(&self) -> &[usize] {
+        &self.lens
+    }
+
     /// Number of lists, B.
     pub fn num_lists(&self) -> usize {
         self.lens.len()
