@@ -38,6 +38,9 @@ pub struct EvalConfig {
     pub max_new_tokens: usize,
     /// Sequences decoded together; speed depends on it, acceptance does not.
     pub batch_rows: usize,
+    /// Compute the target's scores of every token by itself: slow, and the same to the last bit whatever is drafted and
+    /// decoded beside it.
+    pub batch_invariant: bool,
     /// Verification rule at temperatures above 0, or a list of them; at 0 it is always `greedy`.
     pub rule: OneOrMore<String>,
     /// Proposers measured beside the trained drafters.
@@ -92,6 +95,7 @@ impl Default for EvalConfig {
             tree_width: 4,
             max_new_tokens: 128,
             batch_rows: 4,
+            batch_invariant: false,
             rule: OneOrMore::one("sampling".to_owned()),
             baselines: ["none", "prompt_lookup", UNTRAINED]
                 .map(str::to_owned)
@@ -156,6 +160,12 @@ impl EvalConfig {
             return Err(EvalError::setting(
                 "`eval.draft_model` and the baseline `model` belong together, but only one is given",
                 "add \"model\" to `eval.baselines`, or leave `draft_model` out",
+            ));
+        }
+        if self.batch_invariant && self.tree_nodes > 0 {
+            return Err(EvalError::setting(
+                "`eval.batch_invariant` and `eval.tree_nodes` are both set, but a tree is one pass over many tokens",
+                "leave one of them out",
             ));
         }
         self.lookup().validate()?;

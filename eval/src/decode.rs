@@ -49,6 +49,9 @@ pub struct DecodeSettings {
     pub stop_ids: Vec<u32>,
     /// Sequences decoded together, at most.
     pub batch_rows: usize,
+    /// Compute the target's scores of every token by itself, so that they are the same to the last bit whatever is drafted
+    /// and decoded beside it; slow, for tests of losslessness.
+    pub batch_invariant: bool,
     /// Verify trees of drafts instead of chains; only under rules by which the target draws for itself.
     pub tree: Option<TreeShape>,
     /// Seed of all draws.

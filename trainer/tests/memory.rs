@@ -149,6 +149,7 @@ fn pitfall_58_decoded_texts_leave_nothing_behind() {
             max_new_tokens: 12,
             stop_ids: Vec::new(),
             batch_rows: 2,
+            batch_invariant: false,
             tree: None,
             seed: 3,
         };

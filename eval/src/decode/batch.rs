@@ -219,6 +219,9 @@ impl<'a, 'p> Batch<'a, 'p> {
     fn forward(&mut self, new: &[Vec<u32>]) -> TargetStates {
         let target = self.decoder.target;
         let rows: Vec<&[u32]> = new.iter().map(Vec::as_slice).collect();
+        if self.decoder.settings.batch_invariant {
+            return target.forward_alone(&rows, &self.want, &mut self.cache);
+        }
         let new = NewTokens::new(&rows, target.device());
         target.forward_cached(new, &self.want, &mut self.cache)
     }
@@ -234,9 +237,16 @@ impl<'a, 'p> Batch<'a, 'p> {
         let [num_rows, len, width] = states.final_hidden.dims();
         let wanted = (0..num_rows)
             .flat_map(|row| (starts[row]..starts[row] + nums[row]).map(move |t| row * len + t));
-        let indices = index_tensor(wanted, target.device());
         let flat = states.final_hidden.clone().reshape([num_rows * len, width]);
-        host_values(&target.ends().logits(flat.select(0, indices)))
+        let of = |entries: &[usize]| {
+            let indices = index_tensor(entries.iter().copied(), target.device());
+            host_values(&target.ends().logits(flat.clone().select(0, indices)))
+        };
+        let wanted: Vec<usize> = wanted.collect();
+        if self.decoder.settings.batch_invariant {
+            return wanted.chunks(1).flat_map(of).collect();
+        }
+        of(&wanted)
     }
 
     /// Verifies the drafts of one row against logits `[k + 1, V]` and appends what becomes text;

@@ -163,6 +163,7 @@ impl<'a> SuiteRun<'a> {
             max_new_tokens: self.config.max_new_tokens,
             stop_ids: self.stop_ids.to_vec(),
             batch_rows: self.config.batch_rows,
+            batch_invariant: self.config.batch_invariant,
             tree: cell.tree,
             seed: self.config.seed,
         }

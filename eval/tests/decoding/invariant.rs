@@ -100,6 +100,45 @@ fn the_text_of_shared_noise_does_not_depend_on_the_drafts() {
     }
 }
 
+/// Scores as well as text: the gaps of the two best are equal to the last bit, which they are not otherwise.
+///
+/// Red under: `pass_len` always `row.len()` in `forward_alone`;
+/// `settings.batch_invariant` ignored in `Batch::logits`.
+#[test]
+fn nothing_depends_on_drafts_and_neighbours_in_the_batch_invariant_mode() {
+    let target = target();
+    let sequences = prompts(4);
+    let vocab = reduced_vocab();
+    let gaps = |records: &[SequenceRecord]| -> Vec<u32> {
+        let own = records.iter().flat_map(|record| &record.top_two);
+        own.map(|two| two.gap.to_bits()).collect()
+    };
+    let mut moved_otherwise = 0;
+    for (rule, temperature) in [("greedy", 0.0), ("gumbel", 1.0)] {
+        let decode = |proposer: &mut dyn Proposer, gamma, batch_rows, batch_invariant| {
+            let settings = DecodeSettings {
+                gamma,
+                batch_invariant,
+                ..settings(temperature, batch_rows)
+            };
+            run_by(rule, &target, proposer, &sequences, &settings).records
+        };
+        let expected = decode(&mut NoProposer, 0, 1, true);
+        for drafter in &drafters(&target, &vocab) {
+            let name = drafter.family();
+            for (gamma, batch_rows) in [(1, 4), (4, 1), (7, 4)] {
+                let mut proposer = DrafterProposer::new(name, drafter, target.ends(), &vocab);
+                let found = decode(&mut proposer, gamma, batch_rows, true);
+                assert_eq!(texts(&found), texts(&expected), "{rule} {name} {gamma}");
+                assert_eq!(gaps(&found), gaps(&expected), "{rule} {name} {gamma}");
+                let usual = decode(&mut proposer, gamma, batch_rows, false);
+                moved_otherwise += usize::from(gaps(&usual) != gaps(&expected));
+            }
+        }
+    }
+    assert!(moved_otherwise > 0, "the mode would be needless");
+}
+
 #[test]
 fn the_text_of_the_targets_own_draws_does_not_depend_on_the_drafts() {
     let target = target();

@@ -132,6 +132,7 @@ pub(crate) fn settings(temperature: f64, batch_rows: usize) -> DecodeSettings {
         max_new_tokens: 40,
         stop_ids: Vec::new(),
         batch_rows,
+        batch_invariant: false,
         tree: None,
         seed: 17,
     }

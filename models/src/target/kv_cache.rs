@@ -152,6 +152,28 @@ impl KvCache {
         self.lens = rows.iter().map(|&row| self.lens[row]).collect();
     }
 
+    /// A cache of one row alone, with a copy of its entries.
+    #[must_use]
+    pub fn row(&self, row: usize) -> Self {
+        let mut one = self.clone();
+        one.select_rows(&[row]);
+        one
+    }
+
+    /// Replaces one row by that of a cache of one row with the same capacity.
+    pub fn set_row(&mut self, row: usize, one: Self) {
+        for (layer, new) in self.layers.iter_mut().zip(one.layers) {
+            for (stored, new) in [(&mut layer.keys, new.keys), (&mut layer.values, new.values)] {
+                let [_, num_kv_heads, capacity, head_dim] = new.dims();
+                let place = [row..row + 1, 0..num_kv_heads, 0..capacity, 0..head_dim];
+                // Taking the tensor out keeps it unshared, so that the write happens in place.
+                let whole = std::mem::replace(stored, new.clone());
+                *stored = whole.slice_assign(place, new);
+            }
+        }
+        self.lens[row] = one.lens[0];
+    }
+
     /// Keys and values of `layer` for one row up to its committed length, `[kv heads, len, D]` each.
     pub fn committed(&self, layer: usize, row: usize) -> (Tensor<3>, Tensor<3>) {
         let take = |tensor: &Tensor<4>| {

@@ -1,5 +1,6 @@
 //! The frozen large model: configuration, loading, forward pass with a rollback cache.
 
+mod alone;
 pub mod config;
 pub mod ends;
 pub mod forward;
