@@ -17,7 +17,7 @@ use crate::lossless::LosslessCheck;
 use crate::roofline::Prediction;
 
 /// Version of `report.json`; readers refuse others.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 /// The whole report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use draftsmith_models::target::TargetSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::error::EvalError;
-use crate::exact::ExactReport;
+use crate::exact::{ExactReport, ScheduledTau};
 
 /// A device, as far as the model knows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -177,6 +177,8 @@ pub struct Prediction {
     pub load: Load,
     /// One entry for each number of drafts.
     pub by_gamma: Vec<PredictedSpeed>,
+    /// The same where a round verifies only drafts that the drafter believes in, one entry for each threshold.
+    pub by_confidence: Vec<PredictedSchedule>,
     /// The number of drafts with the largest speed-up; 0 where plain decoding is fastest.
     pub best_gamma: usize,
 }
@@ -195,6 +197,20 @@ pub struct PredictedSpeed {
     pub draft_ms: f64,
     /// Milliseconds of verification.
     pub verify_ms: f64,
+    /// Speed against plain decoding.
+    pub speed_up: f64,
+}
+
+/// Predicted speed of confidence-scheduled drafting.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PredictedSchedule {
+    /// Least estimated probability that all drafts up to a verified one are accepted.
+    pub threshold: f64,
+    /// Tokens a round, from the exact evaluator.
+    pub tau: f64,
+    /// Verified drafts a round.
+    pub drafts: f64,
     /// Speed against plain decoding.
     pub speed_up: f64,
 }
@@ -221,12 +237,13 @@ pub fn predict(
     let drafter = measured.drafter;
     let pass = Pass::of_drafter(drafter, drafter.num_weights(), spec);
     let plain = device.seconds(target, load, 1.0);
+    let draft = |drafts: f64| match drafter.max_depths() {
+        // A block is filled in one pass, whatever part of it is verified.
+        Some(block) => device.seconds(pass, load, block as f64 + 1.0),
+        None => drafts * device.seconds(pass, load, 1.0),
+    };
     let speed = |gamma: usize, tau: f64| {
-        let draft = match drafter.max_depths() {
-            // A block is filled in one pass, whatever part of it is verified.
-            Some(block) => device.seconds(pass, load, block as f64 + 1.0),
-            None => gamma as f64 * device.seconds(pass, load, 1.0),
-        };
+        let draft = draft(gamma as f64);
         let verify = device.seconds(target, load, gamma as f64 + 1.0);
         PredictedSpeed {
             gamma,
@@ -240,6 +257,19 @@ pub fn predict(
     let entries = measured.report.by_gamma.iter();
     let by_gamma: Vec<PredictedSpeed> =
         entries.map(|entry| speed(entry.gamma, entry.tau)).collect();
+    let deepest = measured.report.by_gamma.len() as f64;
+    let schedule = |entry: &ScheduledTau| {
+        // The draft that is not believed in has been computed too; a mean of rounds stands for all of them.
+        let drafted = (entry.drafts + 1.0).min(deepest);
+        let seconds = draft(drafted) + device.seconds(target, load, entry.drafts + 1.0);
+        PredictedSchedule {
+            threshold: entry.threshold,
+            tau: entry.tau,
+            drafts: entry.drafts,
+            speed_up: entry.tau * plain / seconds,
+        }
+    };
+    let by_confidence = measured.report.by_confidence.iter().map(schedule).collect();
     let best = by_gamma
         .iter()
         .max_by(|a, b| a.speed_up.total_cmp(&b.speed_up));
@@ -251,6 +281,7 @@ pub fn predict(
         device: device.clone(),
         load,
         by_gamma,
+        by_confidence,
         best_gamma,
     }
 }

@@ -28,6 +28,13 @@ pub fn variance_of_rounds(ratios: &[Vec<f64>], expected: &[f64], gamma: usize) -
     variance
 }
 
+/// Expected drafts that are verified over all rounds of a turn.
+pub fn verified_drafts(ratios: &[Vec<f64>], gamma: usize) -> f64 {
+    let visits = visit_probabilities(ratios, gamma);
+    let drafts = |(visit, ratios): (&f64, &Vec<f64>)| visit * ratios.len().min(gamma) as f64;
+    visits.iter().zip(ratios).map(drafts).sum()
+}
+
 /// Sums over the visited rounds, by depth.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DepthSums {

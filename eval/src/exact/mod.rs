@@ -7,6 +7,7 @@
 //! it needs far less text than decoding, and it needs no caches. Training validates with it.
 
 mod ratios;
+mod schedule;
 mod sums;
 
 use draftsmith_data::hidden::HiddenStateSource;
@@ -19,6 +20,7 @@ use draftsmith_models::target::TargetEnds;
 use draftsmith_models::vocab::VocabMap;
 use serde::{Deserialize, Serialize};
 
+pub use self::schedule::{ScheduledTau, THRESHOLDS};
 use self::sums::Sums;
 use crate::bootstrap::Interval;
 use crate::error::EvalError;
@@ -98,6 +100,8 @@ pub struct ExactReport {
     pub num_tokens: usize,
     /// One entry for each gamma, `1 ..= num_depths`.
     pub by_gamma: Vec<ExactTau>,
+    /// The same with the largest gamma, where a round verifies only drafts that the drafter believes in.
+    pub by_confidence: Vec<ScheduledTau>,
     /// Conditional acceptance per depth over the rounds decoding visits with the largest gamma.
     pub acceptance_by_depth: Vec<Option<f64>>,
     /// Survival per depth over the same rounds.
@@ -114,6 +118,8 @@ pub struct ExactTau {
     pub tau: f64,
     /// 95 % bootstrap interval of `tau` over rows.
     pub interval: Option<Interval>,
+    /// Verified drafts per round; fewer than `gamma` where texts end.
+    pub drafts: f64,
     /// Expected rounds over all text.
     pub rounds: f64,
     /// Variance of the rounds of decoding this very text; of the coins alone, not of the text.

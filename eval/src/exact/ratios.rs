@@ -20,6 +20,8 @@ pub(super) struct SlotRatio {
     pub(super) realised: f64,
     /// The same without knowing this token, or a value of the same mean over texts.
     pub(super) marginal: f64,
+    /// How likely the drafter itself takes it to be accepted.
+    pub(super) confidence: f64,
 }
 
 /// By anchor of each row, ratios by depth.
@@ -48,11 +50,17 @@ pub(super) fn of_batch(
             teacher: teacher.clone(),
             head_gradient: None,
         };
-        for (slot, ratio) in slots.iter().zip(of_slots(&input, settings)) {
-            let ratio = ratio.ok_or_else(|| EvalError::NotFinite {
+        let taught = drafter.confidence(input.hidden.clone());
+        let taught = taught.map(|confidence| confidence.probabilities());
+        for (index, ratio) in of_slots(&input, settings).into_iter().enumerate() {
+            let slot = &slots[index];
+            let mut ratio = ratio.ok_or_else(|| EvalError::NotFinite {
                 what: "the acceptance scores",
                 id: rows[slot.row].key.clone(),
             })?;
+            if let Some(taught) = &taught {
+                ratio.confidence = f64::from(taught[index]);
+            }
             let depths = &mut table[slot.row][slot.anchor];
             depths.resize(depths.len().max(slot.depth + 1), SlotRatio::default());
             depths[slot.depth] = ratio;
@@ -116,9 +124,10 @@ fn of_law(
     if !is_finite(logits.draft) {
         return None;
     }
+    let q = settings.sampling.probabilities(logits.draft);
     let law = SlotLaw {
         p,
-        q: &settings.sampling.probabilities(logits.draft),
+        q: &q,
         vocab: input.teacher.vocab,
         token: input.batch.tokens.rows[place.0].ids[place.1 + 1],
     };
@@ -126,17 +135,20 @@ fn of_law(
     Some(SlotRatio {
         realised,
         marginal: realised,
+        confidence: q.iter().copied().fold(0.0, f64::max),
     })
 }
 
 impl SlotRatio {
     /// `None` when the scores are not numbers.
     fn of_scores(scores: &SlotScores, index: usize, is_greedy: bool) -> Option<Self> {
+        let confidence = f64::from(scores.log_q_best[index]).exp();
         // Argmaxes of rows that are not numbers would look like figures.
         if is_greedy {
             return scores.alpha[index].is_finite().then(|| Self {
                 realised: f64::from(u8::from(scores.argmax_is_token[index])),
                 marginal: f64::from(u8::from(scores.argmax_agrees[index])),
+                confidence,
             });
         }
         let log_ratio = f64::from(scores.log_q_token[index]) - f64::from(scores.log_p_token[index]);
@@ -145,6 +157,7 @@ impl SlotRatio {
         (!log_ratio.is_nan() && marginal.is_finite()).then(|| Self {
             realised: log_ratio.exp().min(1.0),
             marginal,
+            confidence,
         })
     }
 }
@@ -159,6 +172,7 @@ mod tests {
             alpha: vec![0.7, 0.7],
             log_p_token: vec![-1.0, -1.0],
             log_q_token: vec![f32::NEG_INFINITY, f32::NAN],
+            log_q_best: vec![-0.1, -0.1],
             argmax_agrees: vec![false; 2],
             argmax_is_token: vec![false; 2],
         };

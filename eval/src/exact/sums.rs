@@ -4,9 +4,10 @@ use draftsmith_models::batch::TokenRow;
 use draftsmith_models::slot::is_valid;
 
 use super::ratios::SlotRatio;
+use super::schedule::ScheduleSums;
 use super::{ExactReport, ExactSettings, ExactTau};
 use crate::bootstrap::ratio_interval;
-use crate::round_dp::{DepthSums, expected_rounds, variance_of_rounds};
+use crate::round_dp::{DepthSums, expected_rounds, variance_of_rounds, verified_drafts};
 
 /// Tokens and expected rounds of one row, for each gamma.
 struct RowSums {
@@ -24,6 +25,9 @@ pub(super) struct Sums {
     /// Sum over all anchors of the expected accepted drafts, for each gamma.
     uniform_accepted: Vec<f64>,
     depths: DepthSums,
+    /// Expected verified drafts, for each gamma.
+    drafts: Vec<f64>,
+    scheduled: ScheduleSums,
 }
 
 impl Sums {
@@ -35,6 +39,8 @@ impl Sums {
             num_anchors: 0,
             uniform_accepted: vec![0.0; num_depths],
             depths: DepthSums::new(num_depths),
+            drafts: vec![0.0; num_depths],
+            scheduled: ScheduleSums::default(),
         }
     }
 
@@ -59,8 +65,10 @@ impl Sums {
                 let expected = expected_rounds(&ratios, gamma);
                 sums.rounds[gamma - 1] += expected[0];
                 sums.variance[gamma - 1] += variance_of_rounds(&ratios, &expected, gamma)[0];
+                self.drafts[gamma - 1] += verified_drafts(&ratios, gamma);
             }
             self.depths.add(&ratios);
+            self.scheduled.add(anchors, self.num_depths);
             self.add_uniform(anchors);
         }
         self.rows.push(sums);
@@ -94,6 +102,7 @@ impl Sums {
                 gamma: index + 1,
                 tau: tokens / rounds,
                 interval: ratio_interval(&pairs, settings.resamples, settings.seed),
+                drafts: self.drafts[index] / rounds,
                 rounds,
                 rounds_variance: self.rows.iter().map(|row| row.variance[index]).sum(),
                 uniform_anchor_tau: 1.0 + self.uniform_accepted[index] / self.num_anchors as f64,
@@ -108,6 +117,7 @@ impl Sums {
             num_turns: self.num_turns,
             num_tokens: tokens as usize,
             by_gamma: (0..self.num_depths).map(entry).collect(),
+            by_confidence: self.scheduled.report(tokens),
             acceptance_by_depth: shares(&self.depths.accepted, &self.depths.reached),
             survival_by_depth: shares(&self.depths.accepted, &self.depths.proposed),
         }

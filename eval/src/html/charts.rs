@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Palette;
 use super::svg::{Anchor, Drawing};
-use crate::report::Entry;
+use crate::report::{Entry, ExactEntry};
 
 const WIDTH: f64 = 420.0;
 /// Left end of horizontal scales: names stand before it.
@@ -216,6 +216,51 @@ fn by_gamma(
         drawing.line(&path, colour, 2.0);
         for (x, y, value) in points {
             drawing.dot((x, y), colour, &format!("{name}: {value:.3}"));
+        }
+    }
+    drawing.finish()
+}
+
+/// tau against verified drafts: with 1, 2, .. drafts a round (dots) and where rounds stop at doubts (rings).
+pub(super) fn schedules(entries: &[ExactEntry], palette: &Palette) -> String {
+    let all = |entry: &ExactEntry| {
+        let fixed = entry.report.by_gamma.iter().map(|at| (at.drafts, at.tau));
+        let scheduled = entry.report.by_confidence.iter();
+        let scheduled = scheduled.map(|at| (at.drafts, at.tau));
+        fixed.chain(scheduled).collect::<Vec<_>>()
+    };
+    let points: Vec<(f64, f64)> = entries.iter().flat_map(all).collect();
+    let (top, bottom) = (8.0, 210.0);
+    let x = Scale {
+        values: (0.0, points.iter().map(|at| at.0).fold(1.0, f64::max)),
+        coordinates: (36.0, WIDTH - 12.0),
+    };
+    let y = Scale {
+        values: (1.0, points.iter().map(|at| at.1).fold(1.2, f64::max)),
+        coordinates: (bottom, top),
+    };
+    let mut drawing = Drawing::new(WIDTH, bottom + 26.0);
+    for tick in y.ticks(4.0) {
+        drawing.axis((36.0, y.at(tick)), (WIDTH - 12.0, y.at(tick)));
+        drawing.soft((30.0, y.at(tick) + 4.0), Anchor::End, &format!("{tick:.1}"));
+    }
+    for tick in x.ticks(5.0) {
+        let at = (x.at(tick), bottom + 17.0);
+        drawing.soft(at, Anchor::Middle, &format!("{tick:.1}"));
+    }
+    for entry in entries {
+        let (name, colour) = (&entry.drafter, palette.colour(&entry.drafter));
+        let place = |drafts: f64, tau: f64| (x.at(drafts), y.at(tau));
+        let mut path = vec![place(0.0, 1.0)];
+        for at in &entry.report.by_gamma {
+            path.push(place(at.drafts, at.tau));
+            let title = format!("{name}, {} drafts: {:.3}", at.gamma, at.tau);
+            drawing.dot(place(at.drafts, at.tau), colour, &title);
+        }
+        drawing.line(&path, colour, 1.0);
+        for at in &entry.report.by_confidence {
+            let title = format!("{name}, confidence {}: {:.3}", at.threshold, at.tau);
+            drawing.ring(place(at.drafts, at.tau), colour, &title);
         }
     }
     drawing.finish()

@@ -5,6 +5,7 @@ mod svg;
 
 use std::fmt::Write as _;
 
+use crate::exact::THRESHOLDS;
 use crate::report::{Entry, ExactEntry, Report};
 use crate::roofline::{PredictedSpeed, Prediction};
 use crate::table::{chance_verdicts, text_verdicts};
@@ -35,7 +36,7 @@ pub fn render(report: &Report) -> String {
     for setting in Setting::all(&report.entries) {
         page.push_str(&section(report, &palette, setting));
     }
-    page.push_str(&exact_section(&report.exact));
+    page.push_str(&exact_section(&report.exact, &palette));
     page.push_str(&predicted_section(&report.predictions));
     page.push_str(&notes(report));
     page.push_str("</main></body></html>\n");
@@ -242,7 +243,7 @@ fn section(report: &Report, palette: &Palette, setting: Setting<'_>) -> String {
 }
 
 /// Tau of every gamma on given text, and what the uniform-anchor average would have said.
-fn exact_section(entries: &[ExactEntry]) -> String {
+fn exact_section(entries: &[ExactEntry], palette: &Palette) -> String {
     if entries.is_empty() {
         return String::new();
     }
@@ -267,9 +268,15 @@ fn exact_section(entries: &[ExactEntry]) -> String {
             );
         }
     }
-    text.push_str(
+    let _ = writeln!(
+        text,
         "</table></div>\n<p>Uniform anchors: the mean over all positions that other trainers log. Decoding starts its \
-         rounds where drafts failed, so it is not the tau of decoding.</p></section>\n",
+         rounds where drafts failed, so it is not the tau of decoding.</p>\n<div class=\"plots\"><figure class=\"one\"><figcaption>tau by \
+         verified drafts a round: dots verify a fixed number, rings stop where the drafter's estimate that all drafts so far \
+         are accepted falls below {} .. {}</figcaption>{}</figure></div></section>",
+        THRESHOLDS[THRESHOLDS.len() - 1],
+        THRESHOLDS[0],
+        charts::schedules(entries, palette),
     );
     text
 }

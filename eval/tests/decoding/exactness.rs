@@ -19,7 +19,7 @@ use crate::tiny::{
     VOCAB, drafter, drafters, plain, prompts, reduced_vocab, run, run_by, settings, target,
 };
 
-fn rows(sequences: &[Sequence], records: &[SequenceRecord]) -> Vec<TokenRow> {
+pub(crate) fn rows(sequences: &[Sequence], records: &[SequenceRecord]) -> Vec<TokenRow> {
     let row = |(sequence, record): (&Sequence, &SequenceRecord)| {
         let ids: Vec<u32> = [sequence.prompt.as_slice(), &record.ids].concat();
         let mut turns = vec![0; sequence.prompt.len()];
@@ -49,7 +49,7 @@ fn measure(
     )
 }
 
-fn measure_by(
+pub(crate) fn measure_by(
     rule: &str,
     sampling: Sampling,
     depths: Option<usize>,

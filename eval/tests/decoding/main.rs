@@ -9,6 +9,7 @@ mod families;
 mod greedy;
 mod invariant;
 mod sampling_law;
+mod schedule;
 mod stop_tokens;
 mod suites;
 mod tables;

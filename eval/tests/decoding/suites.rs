@@ -256,7 +256,7 @@ fn another_report_version_is_refused_with_both_versions() {
     write_atomic(&path, br#"{"format_version": 1, "other": true}"#).unwrap();
     let message = Report::read(&path).unwrap_err().to_string();
     assert!(
-        message.ends_with("format version 1, expected 2"),
+        message.ends_with("format version 1, expected 3"),
         "{message}"
     );
 }

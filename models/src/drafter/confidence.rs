@@ -14,6 +14,11 @@ pub struct Confidence {
 }
 
 impl Confidence {
+    /// The acceptance probabilities, `[N]`.
+    pub fn probabilities(&self) -> Vec<f32> {
+        host_values(&activation::sigmoid(self.logits.clone().inner()))
+    }
+
     /// `sum(scale * BCE(sigmoid(c), alpha))`, without `weight`; `BCE = log(1 + exp(c)) - alpha c`.
     pub fn value(&self, alpha: &[f32], scale: &[f32]) -> f64 {
         let logits = host_values(&self.logits.clone().inner());

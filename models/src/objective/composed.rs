@@ -203,6 +203,7 @@ impl ChunkRows {
             alpha: host_values(&rows.alpha()),
             log_p_token: host_values(&self.log_p_token),
             log_q_token: host_values(&log_q_token),
+            log_q_best: host_values(&rows.log_q.clone().max_dim(1)),
             argmax_agrees: same(&self.draft_argmax, &self.target_argmax),
             argmax_is_token: same(&self.draft_argmax, &self.token),
         }

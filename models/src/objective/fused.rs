@@ -210,6 +210,7 @@ struct SlotFigures {
     terms: Vec<f32>,
     alpha: f32,
     log_q_token: f32,
+    log_q_best: f32,
     /// Absolute id of the drafter's most probable token.
     argmax: u32,
 }
@@ -254,6 +255,7 @@ impl Scratch {
             terms,
             alpha: slot.alpha,
             log_q_token,
+            log_q_best: self.log_q[argmax],
             argmax: vocab.target_ids()[argmax],
         }
     }
@@ -286,6 +288,7 @@ fn scores(figures: &[SlotFigures], teacher: &TeacherRows, place_of_slot: &[usize
         scores.alpha.push(slot.alpha);
         scores.log_p_token.push(place.log_p_token);
         scores.log_q_token.push(slot.log_q_token);
+        scores.log_q_best.push(slot.log_q_best);
         scores.argmax_agrees.push(slot.argmax == place.argmax);
         scores.argmax_is_token.push(slot.argmax == place.token);
     }

@@ -74,6 +74,8 @@ pub struct SlotScores {
     pub log_p_token: Vec<f32>,
     /// `log q(x)` of the data token; minus infinity outside the draft vocabulary.
     pub log_q_token: Vec<f32>,
+    /// `log q` of the drafter's most probable token.
+    pub log_q_best: Vec<f32>,
     /// Whether drafter and target have the same most probable token.
     pub argmax_agrees: Vec<bool>,
     /// Whether the drafter's most probable token is the data token.
@@ -86,6 +88,7 @@ impl SlotScores {
         self.alpha.extend(other.alpha);
         self.log_p_token.extend(other.log_p_token);
         self.log_q_token.extend(other.log_q_token);
+        self.log_q_best.extend(other.log_q_best);
         self.argmax_agrees.extend(other.argmax_agrees);
         self.argmax_is_token.extend(other.argmax_is_token);
     }

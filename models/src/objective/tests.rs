@@ -217,6 +217,7 @@ fn compare(fused: ChunkOutput, composed: ChunkOutput, loss: &str) {
     assert_close(&fused.alpha, &composed.alpha, "alpha");
     assert_close(&fused.log_p_token, &composed.log_p_token, "log p");
     assert_close(&fused.log_q_token, &composed.log_q_token, "log q");
+    assert_close(&fused.log_q_best, &composed.log_q_best, "log q of the best");
     assert_eq!(fused.argmax_agrees, composed.argmax_agrees);
     assert_eq!(fused.argmax_is_token, composed.argmax_is_token);
 }
