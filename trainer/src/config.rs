@@ -162,6 +162,8 @@ pub struct TrainConfig {
     pub keep_checkpoints: usize,
     /// Steps between validations; 0 validates only at the end.
     pub validate_every: u64,
+    /// Rows that a validation reads, at most, spread over those set aside; 0 reads all.
+    pub validation_rows: usize,
     /// Steps between flushes of the logs.
     pub log_every: u64,
 }
@@ -178,6 +180,7 @@ impl Default for TrainConfig {
             checkpoint_every: 200,
             keep_checkpoints: 2,
             validate_every: 200,
+            validation_rows: 128,
             log_every: 10,
         }
     }

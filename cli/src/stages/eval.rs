@@ -302,7 +302,7 @@ fn measure(session: &Session, input: &SuiteRun<'_>, parts: &Parts) -> anyhow::Re
 /// The trained drafters on the validation rows, by the exact evaluator.
 fn exact_entries(session: &Session, loaded: &[Loaded]) -> anyhow::Result<Vec<ExactEntry>> {
     let dataset = super::dataset(session)?;
-    let validation = super::split(session, &dataset).validation;
+    let validation = super::validation_rows(session, &dataset);
     let rules = &session.run_file().eval.rule;
     let mut entries = Vec::new();
     for drafter in &session.run_file().drafter.0 {
@@ -310,7 +310,7 @@ fn exact_entries(session: &Session, loaded: &[Loaded]) -> anyhow::Result<Vec<Exa
         let Some(trained) = trained.filter(|_| !validation.is_empty()) else {
             continue;
         };
-        let rows = validation.iter().map(|&row| dataset.row(row)).collect();
+        let rows = validation.clone();
         let Some(validator) = ExactValidator::new(session, drafter, rows, &trained.card)? else {
             continue;
         };

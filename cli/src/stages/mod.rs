@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use draftsmith_data::dataset::{Dataset, SplitIndices};
 use draftsmith_data::tokenizer::ChatTokenizer;
+use draftsmith_models::batch::TokenRow;
 use draftsmith_models::checkpoint::TemplateRecord;
 use draftsmith_models::file;
 
@@ -87,6 +88,19 @@ pub(crate) fn split(session: &Session, dataset: &Dataset) -> SplitIndices {
     dataset.split(session.run_file().data.validation_fraction, SPLIT_SEED)
 }
 
+/// The rows that a validation reads: as many of those set aside as the settings allow, evenly spread.
+pub(crate) fn validation_rows(session: &Session, dataset: &Dataset) -> Vec<TokenRow> {
+    let held_out = split(session, dataset).validation;
+    let chosen = spread(held_out.len(), session.run_file().train.validation_rows);
+    chosen.map(|index| dataset.row(held_out[index])).collect()
+}
+
+/// At most `most` of `len` places, evenly spread; all for 0.
+fn spread(len: usize, most: usize) -> impl Iterator<Item = usize> {
+    let count = if most == 0 { len } else { most.min(len) };
+    (0..count).map(move |index| index * len / count)
+}
+
 /// blake3 of every data file, by path as written in the run file.
 pub(crate) fn data_hashes(session: &Session) -> anyhow::Result<BTreeMap<String, String>> {
     let mut hashes = Inputs::new();
@@ -111,4 +125,18 @@ pub(crate) fn hash_file(path: &Path, inputs: &mut Inputs) -> anyhow::Result<()> 
     let hash = blake3::hash(&file::read(path)?).to_hex().to_string();
     inputs.insert(format!("`{}`", path.display()), hash);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_validation_reads_rows_from_all_over_those_set_aside() {
+        let chosen = |len, most| spread(len, most).collect::<Vec<_>>();
+        assert_eq!(chosen(10, 4), [0, 2, 5, 7]);
+        assert_eq!(chosen(3, 4), [0, 1, 2]);
+        assert_eq!(chosen(3, 0), [0, 1, 2]);
+        assert!(chosen(0, 4).is_empty());
+    }
 }
