@@ -65,10 +65,15 @@ pub fn compare(first: Side<'_>, second: Side<'_>) -> Result<Vec<Comparison>, Eva
     for side in [first, second] {
         side.check_proposer()?;
     }
+    // tau does not depend on the batch; reports with several are paired batch by batch.
+    let is_free = [first, second]
+        .iter()
+        .all(|side| side.report.settings.batch_rows.iter().count() == 1);
     let pairs = first.report.entries.iter().flat_map(|one| {
         let others = second.report.entries.iter();
+        let batch = |other: &Entry| is_free || one.batch_rows == other.batch_rows;
         others
-            .filter(move |other| is_pair((first, one), (second, other)))
+            .filter(move |other| batch(other) && is_pair((first, one), (second, other)))
             .map(move |other| (one, other))
     });
     let comparisons: Vec<Comparison> = pairs.filter_map(|(a, b)| comparison(a, b)).collect();

@@ -36,8 +36,11 @@ pub struct EvalConfig {
     pub tree_width: usize,
     /// Most new tokens for a prompt, the stop token included.
     pub max_new_tokens: usize,
-    /// Sequences decoded together; speed depends on it, acceptance does not.
-    pub batch_rows: usize,
+    /// Sequences decoded together; speed depends on it, acceptance does not. A list measures each.
+    pub batch_rows: OneOrMore<usize>,
+    /// Further decodes that are only timed, in turn with plain ones, so that a slow hour hits both; 0 takes the times of the
+    /// first decode.
+    pub timing_repeats: usize,
     /// Compute the target's scores of every token by itself: slow, and the same to the last bit whatever is drafted and
     /// decoded beside it.
     pub batch_invariant: bool,
@@ -94,7 +97,8 @@ impl Default for EvalConfig {
             tree_nodes: 0,
             tree_width: 4,
             max_new_tokens: 128,
-            batch_rows: 4,
+            batch_rows: OneOrMore::one(4),
+            timing_repeats: 0,
             batch_invariant: false,
             rule: OneOrMore::one("sampling".to_owned()),
             baselines: ["none", "prompt_lookup", UNTRAINED]
@@ -125,7 +129,10 @@ impl EvalConfig {
             ("gamma", self.gamma.iter().copied().min().unwrap_or(0)),
             ("max_new_tokens", self.max_new_tokens),
             ("tree_width", self.tree_width),
-            ("batch_rows", self.batch_rows),
+            (
+                "batch_rows",
+                self.batch_rows.iter().copied().min().unwrap_or(0),
+            ),
             ("suffix_min", self.suffix_min),
             ("predicted_batch", self.predicted_batch),
         ] {

@@ -117,7 +117,18 @@ impl TimeSplit {
         self.draft + self.verify + self.other
     }
 
-    fn add(&mut self, other: &Self) {
+    /// The mean of several decodes, of which this is the sum.
+    pub(crate) fn of_each(&self, decodes: usize) -> Self {
+        let each = |seconds: f64| seconds / decodes.max(1) as f64;
+        Self {
+            prefill: each(self.prefill),
+            draft: each(self.draft),
+            verify: each(self.verify),
+            other: each(self.other),
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
         self.prefill += other.prefill;
         self.draft += other.draft;
         self.verify += other.verify;

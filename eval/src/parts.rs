@@ -26,8 +26,10 @@ pub struct Parts(Option<PathBuf>);
 pub struct Part {
     /// Every sequence.
     pub records: Vec<SequenceRecord>,
-    /// Where the time went.
+    /// Where the time went, in a decode.
     pub time: TimeSplit,
+    /// That of the plain decodes that were timed in turn with this one, in a decode.
+    pub plain_time: Option<TimeSplit>,
     /// The exact evaluation of the produced text, where there is one.
     pub exact: Option<ExactTau>,
     /// How surprising the text is, in standard deviations.

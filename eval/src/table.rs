@@ -37,7 +37,7 @@ fn exact_line(exact: &ExactEntry) -> String {
 
 fn header() -> Vec<String> {
     let mut names = vec![
-        "suite", "T", "proposer", "rule", "drafts", "tau", "95 %", "exact",
+        "suite", "T", "batch", "proposer", "rule", "drafts", "tau", "95 %", "exact",
     ];
     let depths: Vec<String> = (0..SHOWN_DEPTHS).map(|d| format!("accept {d}")).collect();
     names.extend(depths.iter().map(String::as_str));
@@ -52,6 +52,7 @@ fn cells(entry: &Entry) -> Vec<String> {
     let mut cells = vec![
         entry.suite.clone(),
         entry.temperature.to_string(),
+        entry.batch_rows.to_string(),
         entry.proposer.clone(),
         entry.rule.clone(),
         entry.gamma.to_string(),

@@ -147,7 +147,11 @@ fn add_to_tensorboard(session: &Session, loaded: &[Loaded], entries: &[Entry]) {
     for one in loaded.iter().filter(|one| one.card.step > 0) {
         let root = session.folder().join(&one.name).join(log::EVENTS);
         let mut events = TensorBoard::open(&root);
-        for entry in entries.iter().filter(|entry| entry.proposer == one.name) {
+        // tau does not depend on the batch.
+        let first = session.run_file().eval.batch_rows.iter().next();
+        let is_own =
+            |entry: &&Entry| entry.proposer == one.name && Some(&entry.batch_rows) == first;
+        for entry in entries.iter().filter(is_own) {
             let setting = format!(
                 "{}/temperature_{}/{}/gamma_{}",
                 entry.suite, entry.temperature, entry.rule, entry.gamma

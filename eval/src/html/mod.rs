@@ -81,6 +81,7 @@ impl Palette {
 struct Setting<'a> {
     suite: &'a str,
     temperature: f64,
+    batch_rows: usize,
     rule: &'a str,
 }
 
@@ -89,6 +90,7 @@ impl<'a> Setting<'a> {
         Self {
             suite: &entry.suite,
             temperature: entry.temperature,
+            batch_rows: entry.batch_rows,
             rule: &entry.rule,
         }
     }
@@ -119,6 +121,7 @@ impl<'a> Setting<'a> {
             entry.gamma == 0
                 && entry.suite == self.suite
                 && entry.temperature.to_bits() == self.temperature.to_bits()
+                && entry.batch_rows == self.batch_rows
         };
         let mut plains: Vec<&Entry> = entries.iter().filter(plain).collect();
         plains.sort_by_key(|entry| entry.rule != self.rule);
@@ -155,14 +158,21 @@ fn head(report: &Report) -> String {
 /// One row a proposer, one column a suite, temperature and rule.
 fn overview(report: &Report, palette: &Palette) -> String {
     let settings = Setting::all(&report.entries);
+    let mut batches: Vec<usize> = settings.iter().map(|setting| setting.batch_rows).collect();
+    batches.sort_unstable();
+    batches.dedup();
     let mut table = String::from(
         "<h2>Tokens per target step (tau)</h2>\n<div class=\"wide\"><table><tr><th>proposer</th>",
     );
     for setting in &settings {
         let (suite, rule) = (escape(setting.suite), escape(setting.rule));
+        let batch = match batches.as_slice() {
+            [_] => String::new(),
+            _ => format!(", {} together", setting.batch_rows),
+        };
         let _ = write!(
             table,
-            "<th>{suite}<br>T={} <small>{rule}</small></th>",
+            "<th>{suite}<br>T={} <small>{rule}{batch}</small></th>",
             setting.temperature
         );
     }

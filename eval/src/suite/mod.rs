@@ -12,13 +12,14 @@ use crate::acceptance::{Acceptance, mean_tau_of_sequences};
 use crate::bootstrap::ratio_interval;
 use crate::config::EvalConfig;
 use crate::decode::{
-    DecodeProgress, Decoder, Sequence, SequenceRecord, TimeSplit, check_sequences, decode,
+    DecodeOutput, DecodeProgress, Decoder, Sequence, SequenceRecord, TimeSplit, check_sequences,
+    decode,
 };
 use crate::error::EvalError;
 use crate::lossless::compare_text;
 use crate::parts::{Part, Parts};
 use crate::produced::Decoded;
-use crate::propose::Proposer;
+use crate::propose::{NoProposer, Proposer};
 use crate::report::{Entry, PromptFigures};
 
 /// Bootstrap resamples of the intervals in a report.
@@ -80,7 +81,7 @@ pub struct RunProgress<'a> {
     pub decode: DecodeProgress,
 }
 
-/// Runs everything and returns one entry for each suite, temperature, rule, gamma and proposer, in that order.
+/// Runs everything and returns one entry for each suite, temperature, batch, rule, gamma and proposer, in that order.
 ///
 /// Plain decoding is always run where the text does not depend on the drafts, to be compared with it; it is
 /// reported when `none` is among the baselines. Decodes found in `parts` are not repeated, finished ones are kept there.
@@ -129,12 +130,55 @@ impl SuiteRun<'_> {
     }
 }
 
+impl SuiteRun<'_> {
+    fn decode(
+        &self,
+        cell: &Cell<'_>,
+        proposer: &mut dyn Proposer,
+        progress: &mut dyn FnMut(DecodeProgress) -> bool,
+    ) -> Result<DecodeOutput, EvalError> {
+        let settings = self.settings(cell);
+        let decoder = Decoder {
+            target: self.target,
+            rule: cell.rule,
+            settings: &settings,
+        };
+        decode(&decoder, proposer, &cell.suite.prompts, progress)
+    }
+
+    /// Decodes again as often as the settings say, in turn with plain decoding; the mean times of a decode of both.
+    fn time_in_turn(
+        &self,
+        cell: &Cell<'_>,
+        proposer: &mut dyn Proposer,
+        progress: &mut dyn FnMut(DecodeProgress) -> bool,
+    ) -> Result<Option<(TimeSplit, Option<TimeSplit>)>, EvalError> {
+        let repeats = self.config.timing_repeats;
+        if repeats == 0 {
+            return Ok(None);
+        }
+        let has_plain = !cell.is_plain() && self.is_compared(cell.rule);
+        let (mut own, mut plain) = (TimeSplit::default(), TimeSplit::default());
+        for _ in 0..repeats {
+            if has_plain {
+                let without = cell.without_drafts(cell.rule);
+                plain.add(&self.decode(&without, &mut NoProposer, progress)?.time);
+            }
+            own.add(&self.decode(cell, proposer, progress)?.time);
+        }
+        let plain = has_plain.then(|| plain.of_each(repeats));
+        Ok(Some((own.of_each(repeats), plain)))
+    }
+}
+
 /// Plain decoding that later entries of the same suite and temperature are compared with.
 struct Plain {
     suite: String,
     temperature: f64,
     rule: &'static str,
     records: Vec<SequenceRecord>,
+    batch_rows: usize,
+    tokens: u64,
     speed: f64,
 }
 
@@ -170,12 +214,16 @@ impl Runner<'_, '_> {
                 suite: cell.suite.name.clone(),
                 temperature: cell.sampling.temperature,
                 rule: cell.rule.name(),
+                batch_rows: cell.batch_rows,
+                tokens: entry.counts.tokens,
                 speed: entry.tokens_per_second,
                 records: part.records,
             });
         } else if let Some(plain) = self.plain_of(cell) {
-            let speed_up = entry.tokens_per_second / plain.speed;
-            entry.speed_up = (plain.speed > 0.0).then_some(speed_up);
+            let in_turn = part.plain_time.map(|time| speed(plain.tokens, &time));
+            let plain_speed = in_turn.unwrap_or(plain.speed);
+            let speed_up = entry.tokens_per_second / plain_speed;
+            entry.speed_up = (plain_speed > 0.0).then_some(speed_up);
             let tolerance = self.input.config.near_tie_tolerance;
             let is_comparable = cell.rule.is_drafter_invariant();
             entry.lossless =
@@ -193,18 +241,13 @@ impl Runner<'_, '_> {
             plain.suite == cell.suite.name
                 && plain.temperature.to_bits() == cell.sampling.temperature.to_bits()
                 && plain.rule == rule
+                && plain.batch_rows == cell.batch_rows
         })
     }
 
     /// Decodes a cell, and asks the exact evaluator about the text where a trained drafter helped to produce it.
     fn decode(&mut self, cell: &Cell<'_>, proposer: &mut dyn Proposer) -> Result<Part, EvalError> {
         let input = self.input;
-        let settings = input.settings(cell);
-        let decoder = Decoder {
-            target: input.target,
-            rule: cell.rule,
-            settings: &settings,
-        };
         let name = cell.label(proposer.name());
         let at = |decode, proposer| RunProgress {
             suite: &cell.suite.name,
@@ -216,9 +259,11 @@ impl Runner<'_, '_> {
             decode,
         };
         let prompts = &cell.suite.prompts;
-        let output = decode(&decoder, proposer, prompts, &mut |decode| {
+        let output = input.decode(cell, proposer, &mut |decode| {
             (self.progress)(&at(decode, &name))
         })?;
+        let mut shown = |decode| (self.progress)(&at(decode, "timing"));
+        let timed = input.time_in_turn(cell, proposer, &mut shown)?;
         let whole = DecodeProgress {
             tokens: 0,
             finished: prompts.len(),
@@ -230,7 +275,7 @@ impl Runner<'_, '_> {
             rule: cell.rule,
             sampling: cell.sampling,
             gamma: cell.gamma,
-            seed: settings.seed,
+            seed: input.config.seed,
             resamples: RESAMPLES,
         };
         // The expectation is that of chains.
@@ -238,7 +283,8 @@ impl Runner<'_, '_> {
         let judgement = decoded.judge(candidate, prompts, &output.records, &mut goes_on)?;
         Ok(Part {
             records: output.records,
-            time: output.time,
+            time: timed.map_or(output.time, |(own, _)| own),
+            plain_time: timed.and_then(|(_, plain)| plain),
             exact: judgement.exact,
             text_z: judgement.text_z,
             outside: judgement.outside,
@@ -257,7 +303,7 @@ impl Runner<'_, '_> {
             proposer: proposer.to_owned(),
             rule: cell.rule.name().to_owned(),
             gamma: cell.gamma,
-            batch_rows: self.input.config.batch_rows,
+            batch_rows: cell.batch_rows,
             tau: counts.tau(),
             tau_interval: ratio_interval(&pairs, RESAMPLES, self.input.config.seed),
             exact: part.exact,
@@ -285,11 +331,12 @@ impl Runner<'_, '_> {
 /// What tells a decode from all others of a run.
 fn part_name(cell: &Cell<'_>, proposer: &str) -> String {
     format!(
-        "{}, T={}, {}, gamma {}, {proposer}",
+        "{}, T={}, {}, gamma {}, batch {}, {proposer}",
         cell.suite.name,
         cell.sampling.temperature,
         cell.rule.name(),
-        cell.gamma
+        cell.gamma,
+        cell.batch_rows
     )
 }
 

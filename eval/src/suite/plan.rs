@@ -33,6 +33,8 @@ pub(super) struct Cell<'a> {
     /// Drafts a round; 0 for plain decoding.
     pub(super) gamma: usize,
     pub(super) source: Source,
+    /// Sequences decoded together.
+    pub(super) batch_rows: usize,
     /// Trees of drafts instead of chains.
     pub(super) tree: Option<TreeShape>,
 }
@@ -46,49 +48,77 @@ impl Cell<'_> {
         }
     }
 
+    /// The plain decoding that this one is compared with, under `rule`.
+    pub(super) fn without_drafts(&self, rule: &'static dyn VerifyRule) -> Self {
+        Self {
+            rule: plain_rule(rule),
+            gamma: 0,
+            source: Source::Plain,
+            tree: None,
+            ..*self
+        }
+    }
+
     pub(super) fn is_plain(&self) -> bool {
         self.source == Source::Plain
     }
 }
 
 impl<'a> SuiteRun<'a> {
-    /// All decodes in the order of the report: by suite, temperature, rule, gamma and proposer, each rule behind the
-    /// plain decoding that it is compared with.
+    /// All decodes in the order of the report: by suite, temperature, batch, rule, gamma and proposer, each rule behind
+    /// the plain decoding that it is compared with.
     pub(super) fn cells(&self) -> Result<Vec<Cell<'a>>, EvalError> {
         let mut cells = Vec::new();
         for suite in self.suites {
             for &temperature in &self.config.temperatures {
-                let sampling = self.config.sampling(temperature);
-                let mut plain_rules: Vec<&str> = Vec::new();
-                for rule in self.rules(&sampling)? {
-                    let cell = |rule, gamma, source| Cell {
+                for &batch_rows in &self.config.batch_rows {
+                    let plain = Cell {
                         suite,
-                        rule,
-                        sampling,
-                        gamma,
-                        source,
+                        rule: &SpeculativeSampling,
+                        sampling: self.config.sampling(temperature),
+                        gamma: 0,
+                        source: Source::Plain,
+                        batch_rows,
                         tree: None,
                     };
-                    let plain = plain_rule(rule);
-                    let is_needed = rule.is_drafter_invariant() || self.config.has_baseline("none");
-                    if is_needed && !plain_rules.contains(&plain.name()) {
-                        plain_rules.push(plain.name());
-                        cells.push(cell(plain, 0, Source::Plain));
-                    }
-                    for &gamma in &self.config.gamma {
-                        let sources = self.sources().into_iter();
-                        cells.extend(sources.map(|source| cell(rule, gamma, source)));
-                        let tree = self.config.tree().filter(|_| rule.walks_trees());
-                        let drafters = (0..self.drafters.len()).filter(|_| tree.is_some());
-                        cells.extend(drafters.map(|index| Cell {
-                            tree,
-                            ..cell(rule, gamma, Source::Drafter(index))
-                        }));
-                    }
+                    self.add_cells(plain, &mut cells)?;
                 }
             }
         }
         Ok(cells)
+    }
+
+    /// Adds all decodes that differ from `plain` in rule, gamma and proposer.
+    fn add_cells(&self, plain: Cell<'a>, cells: &mut Vec<Cell<'a>>) -> Result<(), EvalError> {
+        let mut plain_rules: Vec<&str> = Vec::new();
+        for rule in self.rules(&plain.sampling)? {
+            let without_drafts = plain_rule(rule);
+            if self.is_compared(rule) && !plain_rules.contains(&without_drafts.name()) {
+                plain_rules.push(without_drafts.name());
+                cells.push(plain.without_drafts(rule));
+            }
+            for &gamma in &self.config.gamma {
+                let cell = |source| Cell {
+                    rule,
+                    gamma,
+                    source,
+                    ..plain
+                };
+                cells.extend(self.sources().into_iter().map(cell));
+                let tree = self.config.tree().filter(|_| rule.walks_trees());
+                let drafters = (0..self.drafters.len()).filter(|_| tree.is_some());
+                cells.extend(drafters.map(|index| Cell {
+                    tree,
+                    ..cell(Source::Drafter(index))
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the decodes of a rule have a plain one beside them: for their text, or because it is reported.
+    pub(super) fn is_compared(&self, rule: &dyn VerifyRule) -> bool {
+        rule.is_drafter_invariant() || self.config.has_baseline("none")
     }
 
     /// The rules at a temperature: `greedy` at 0, else those of the settings.
@@ -162,7 +192,7 @@ impl<'a> SuiteRun<'a> {
             gamma: cell.gamma,
             max_new_tokens: self.config.max_new_tokens,
             stop_ids: self.stop_ids.to_vec(),
-            batch_rows: self.config.batch_rows,
+            batch_rows: cell.batch_rows,
             batch_invariant: self.config.batch_invariant,
             tree: cell.tree,
             seed: self.config.seed,

@@ -337,3 +337,48 @@ fn an_interrupted_run_goes_on_behind_what_it_had_finished() {
     Parts::open(folder.path(), "others").unwrap();
     assert!(files("key.json").is_empty());
 }
+
+/// Red under: `batch_rows` left out of `part_name`, or of what `plain_of` compares.
+#[test]
+fn every_batch_is_decoded_beside_its_own_plain_text_and_timed_in_turn() {
+    let target = target();
+    let vocab = reduced_vocab();
+    let drafter = drafter(&target, &vocab);
+    let drafters = [NamedDrafter {
+        name: "fresh".to_owned(),
+        drafter: &drafter,
+        vocab: &vocab,
+    }];
+    let config = EvalConfig {
+        batch_rows: OneOrMore::new(vec![1, 3]).unwrap(),
+        timing_repeats: 2,
+        temperatures: vec![0.0],
+        baselines: vec!["none".to_owned()],
+        ..config()
+    };
+    let suites = suites();
+    let input = SuiteRun {
+        target: &target,
+        stop_ids: &[15],
+        suites: &suites[..1],
+        drafters: &drafters,
+        draft_model: None,
+        config: &config,
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let parts = Parts::open(folder.path(), "inputs").unwrap();
+    let entries = run(&input, &parts, &mut |_| true).unwrap();
+    let batches: Vec<usize> = entries.iter().map(|entry| entry.batch_rows).collect();
+    assert_eq!(batches, [1, 1, 3, 3]);
+    assert_eq!(
+        entries[1].counts, entries[3].counts,
+        "acceptance does not depend on the batch"
+    );
+    assert!(entries.iter().all(|entry| entry.speed_up.is_some()));
+    // Timed against the plain decodes between its own, not against the one of the report.
+    let speeds = [&entries[0], &entries[1]].map(|entry| entry.tokens_per_second);
+    let from_report = speeds[1] / speeds[0];
+    assert!((entries[1].speed_up.unwrap() - from_report).abs() > 1e-9);
+    // Another run takes everything from the disk.
+    assert_eq!(run(&input, &parts, &mut |_| false).unwrap(), entries);
+}
