@@ -375,10 +375,27 @@ fn every_batch_is_decoded_beside_its_own_plain_text_and_timed_in_turn() {
         "acceptance does not depend on the batch"
     );
     assert!(entries.iter().all(|entry| entry.speed_up.is_some()));
+    assert_ne!(
+        entries[1].time, entries[3].time,
+        "one was measured, the other copied"
+    );
     // Timed against the plain decodes between its own, not against the one of the report.
     let speeds = [&entries[0], &entries[1]].map(|entry| entry.tokens_per_second);
     let from_report = speeds[1] / speeds[0];
     assert!((entries[1].speed_up.unwrap() - from_report).abs() > 1e-9);
     // Another run takes everything from the disk.
     assert_eq!(run(&input, &parts, &mut |_| false).unwrap(), entries);
+    let config = EvalConfig {
+        timing_repeats: 0,
+        ..config.clone()
+    };
+    let input = SuiteRun {
+        config: &config,
+        ..input
+    };
+    let entries = run(&input, &Parts::none(), &mut |_| true).unwrap();
+    for [plain, drafted] in [[0, 1], [2, 3]] {
+        let speeds = [plain, drafted].map(|index| entries[index].tokens_per_second);
+        assert!((entries[drafted].speed_up.unwrap() - speeds[1] / speeds[0]).abs() < 1e-9);
+    }
 }
