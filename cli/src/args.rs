@@ -104,6 +104,9 @@ pub(crate) enum Command {
     /// Measure drafters and baselines by real decoding
     #[command(after_help = "Example: draftsmith eval configs/quickstart.toml --json")]
     Eval(RunArgs),
+    /// Choose how drafts are drawn, depth by depth, so that most of them are accepted; `eval` then draws them so
+    #[command(after_help = "Example: draftsmith calibrate configs/quickstart.toml")]
+    Calibrate(RunArgs),
     /// Write the best checkpoint in the layouts that serving engines load
     #[command(after_help = "Example: draftsmith export configs/quickstart.toml")]
     Export(RunArgs),

@@ -18,6 +18,8 @@ use crate::verify;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvalConfig {
+    /// Draw drafts as `draftsmith calibrate` has found best, where it has run.
+    pub calibrated: bool,
     /// Prompt files; report suites never select a checkpoint.
     pub suites: Vec<SuiteConfig>,
     /// Temperatures of target and drafter; 0 is greedy.
@@ -88,6 +90,7 @@ pub struct SuiteConfig {
 impl Default for EvalConfig {
     fn default() -> Self {
         Self {
+            calibrated: true,
             suites: Vec::new(),
             temperatures: vec![0.0, 1.0],
             top_k: 0,

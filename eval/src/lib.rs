@@ -6,6 +6,7 @@
 
 pub mod acceptance;
 pub mod bootstrap;
+pub mod calibration;
 pub mod compare;
 pub mod config;
 pub mod decode;

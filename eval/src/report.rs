@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::acceptance::Acceptance;
 use crate::bootstrap::Interval;
+use crate::calibration::Calibration;
 use crate::config::EvalConfig;
 use crate::decode::TimeSplit;
 use crate::error::EvalError;
@@ -66,7 +67,7 @@ pub struct TargetRecord {
 }
 
 /// A trained drafter of the report.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DrafterRecord {
     /// Name in `entries`.
@@ -79,6 +80,8 @@ pub struct DrafterRecord {
     pub draft_vocab: usize,
     /// blake3 of the weights, hex; empty when they never were in a file.
     pub weights_blake3: String,
+    /// How its drafts were drawn, if it was calibrated.
+    pub calibration: Option<Calibration>,
 }
 
 /// Real decoding of one suite at one temperature with one proposer.

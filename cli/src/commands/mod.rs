@@ -1,5 +1,6 @@
 //! One file a command; this one chooses.
 
+mod calibrate;
 mod compare;
 mod completions;
 mod doctor;
@@ -36,6 +37,9 @@ pub(crate) fn dispatch(command: Command, console: Console) -> anyhow::Result<()>
             let session = Session::open(&args, Restart::Fresh, console)?;
             run_one(&stages::eval::Eval, &session)?;
             run::print_report(&session)
+        }
+        Command::Calibrate(args) => {
+            calibrate::calibrate(&Session::open(&args, Restart::Fresh, console)?)
         }
         Command::Export(args) => one(&args, &stages::export::Export, console),
         Command::Plan(args) => plan::plan(&Session::open(&args, Restart::Fresh, console)?),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use draftsmith_data::prompts::{self, PromptSettings};
 use draftsmith_data::source::Roles;
 use draftsmith_data::tokenizer::ChatTokenizer;
+use draftsmith_eval::calibration::{self, Calibration};
 use draftsmith_eval::config::{EvalConfig, SuiteConfig};
 use draftsmith_eval::decode::Sequence;
 use draftsmith_eval::error::EvalError;
@@ -60,6 +61,15 @@ impl Stage for Eval {
         }
         if let Some(folder) = &config.draft_model {
             inputs.insert("eval.draft_model".to_owned(), target_fingerprint(folder)?);
+        }
+        for drafter in &session.run_file().drafter.0 {
+            if super::train::has_checkpoints(session, drafter) {
+                let folder = super::train::chosen_checkpoint(session, drafter)?;
+                let path = folder.join(calibration::FILE);
+                if config.calibrated && path.exists() {
+                    super::hash_file(&path, &mut inputs)?;
+                }
+            }
         }
         // Speeds belong to a device.
         let device = session.run_file().run.device.to_string();
@@ -270,6 +280,7 @@ pub(crate) fn decode_unreported(
         name: name.clone(),
         drafter,
         vocab: &vocab,
+        calibration: None,
     }));
     let input = SuiteRun {
         target: session.target()?,
@@ -320,7 +331,12 @@ fn exact_entries(session: &Session, loaded: &[Loaded]) -> anyhow::Result<Vec<Exa
         };
         let mut measured: Vec<String> = Vec::new();
         for rule in rules {
-            let report = validator.report_of(rule, &trained.drafter, RESAMPLES)?;
+            let report = validator.report_of(
+                rule,
+                &trained.drafter,
+                trained.calibration.as_ref(),
+                RESAMPLES,
+            )?;
             // Greedy text has one rule, and `block` is bounded by `sampling`.
             if measured.contains(&report.rule) {
                 continue;
@@ -362,6 +378,8 @@ struct Loaded {
     name: String,
     drafter: AnyDrafter,
     card: DrafterCard,
+    /// As it was last calibrated, unless the settings leave that out.
+    calibration: Option<Calibration>,
 }
 
 impl Loaded {
@@ -370,6 +388,7 @@ impl Loaded {
             name: self.name.clone(),
             drafter: &self.drafter,
             vocab: &self.card.vocab,
+            calibration: self.calibration.as_ref(),
         }
     }
 
@@ -380,6 +399,7 @@ impl Loaded {
             step: self.card.step,
             draft_vocab: self.card.vocab.len(),
             weights_blake3: self.card.weights_blake3.clone(),
+            calibration: self.calibration.clone(),
         }
     }
 }
@@ -413,10 +433,16 @@ fn load(session: &Session, name: String, folder: PathBuf) -> anyhow::Result<Load
         )
         .into());
     }
+    let calibration = if session.run_file().eval.calibrated {
+        Calibration::read(&folder)?
+    } else {
+        None
+    };
     Ok(Loaded {
         name,
         drafter,
         card,
+        calibration,
     })
 }
 

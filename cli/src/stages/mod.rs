@@ -3,7 +3,7 @@
 pub(crate) mod capture;
 pub(crate) mod eval;
 pub(crate) mod export;
-mod parts;
+pub(crate) mod parts;
 pub(crate) mod prepare;
 pub(crate) mod regenerate;
 pub(crate) mod start;

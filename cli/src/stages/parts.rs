@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use draftsmith_data::hidden::HiddenStateSource;
+use draftsmith_eval::calibration::{Calibration, calibrate};
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::exact::{Candidate, ExactReport, ExactSettings, exact};
 use draftsmith_eval::verify::{self, Greedy, SpeculativeSampling, VerifyRule};
@@ -25,7 +26,7 @@ use crate::run_file::DrafterRun;
 use crate::session::Session;
 
 /// The exact evaluator on the validation rows.
-pub(super) struct ExactValidator<'a> {
+pub(crate) struct ExactValidator<'a> {
     source: Box<dyn HiddenStateSource + 'a>,
     ends: &'a TargetEnds,
     vocab: VocabMap,
@@ -35,7 +36,7 @@ pub(super) struct ExactValidator<'a> {
 
 impl<'a> ExactValidator<'a> {
     /// A validator, unless no row was set aside.
-    pub(super) fn new(
+    pub(crate) fn new(
         session: &'a Session,
         drafter: &DrafterRun,
         rows: Vec<TokenRow>,
@@ -89,10 +90,11 @@ fn exact_settings(session: &Session, drafter: &DrafterRun) -> ExactSettings {
 impl ExactValidator<'_> {
     /// The whole report under the rule of that name, with an interval from `resamples` resamples. A rule that does not fit
     /// the text, or does not judge each draft by itself, gives way to `sampling`, which bounds the latter from below.
-    pub(super) fn report_of(
+    pub(crate) fn report_of(
         &self,
         rule: &str,
         drafter: &AnyDrafter,
+        calibration: Option<&Calibration>,
         resamples: usize,
     ) -> Result<ExactReport, EvalError> {
         let rule = verify::for_sampling(rule, &self.settings.sampling).ok();
@@ -102,20 +104,28 @@ impl ExactValidator<'_> {
             resamples,
             ..self.settings
         };
-        self.measure(drafter, &settings)
+        let candidate = Candidate {
+            calibration,
+            ..self.candidate(drafter)
+        };
+        exact(candidate, self.source.as_ref(), &self.rows, &settings)
     }
 
-    fn measure(
-        &self,
-        drafter: &AnyDrafter,
-        settings: &ExactSettings,
-    ) -> Result<ExactReport, EvalError> {
-        let candidate = Candidate {
+    /// How drafts are drawn best, for the text's own temperature and truncation.
+    pub(crate) fn calibrate(&self, drafter: &AnyDrafter) -> Result<Calibration, EvalError> {
+        let candidate = self.candidate(drafter);
+        calibrate(candidate, &self.rows, &self.settings, |tokens| {
+            Ok(self.source.states(tokens)?)
+        })
+    }
+
+    fn candidate<'a>(&'a self, drafter: &'a AnyDrafter) -> Candidate<'a> {
+        Candidate {
             drafter,
             ends: self.ends,
             vocab: &self.vocab,
-        };
-        exact(candidate, self.source.as_ref(), &self.rows, settings)
+            calibration: None,
+        }
     }
 }
 
@@ -125,7 +135,9 @@ impl Validator for ExactValidator<'_> {
             resamples: 0,
             ..self.settings
         };
-        let report = self.measure(drafter, &settings).map_err(PartError::new)?;
+        let candidate = self.candidate(drafter);
+        let report = exact(candidate, self.source.as_ref(), &self.rows, &settings);
+        let report = report.map_err(PartError::new)?;
         let taus = report
             .by_gamma
             .iter()

@@ -7,6 +7,7 @@
 //! it needs far less text than decoding, and it needs no caches. Training validates with it.
 
 mod ratios;
+mod reached;
 mod schedule;
 mod sums;
 
@@ -20,9 +21,11 @@ use draftsmith_models::target::TargetEnds;
 use draftsmith_models::vocab::VocabMap;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::reached::for_each_reached_slot;
 pub use self::schedule::{ScheduledTau, THRESHOLDS};
 use self::sums::Sums;
 use crate::bootstrap::Interval;
+use crate::calibration::Calibration;
 use crate::error::EvalError;
 use crate::verify::{SpeculativeSampling, VerifyRule};
 
@@ -35,6 +38,18 @@ pub struct Candidate<'a> {
     pub ends: &'a TargetEnds,
     /// Draft vocabulary.
     pub vocab: &'a VocabMap,
+    /// How its drafts are drawn where they are drawn; unset means as the target's tokens are.
+    pub calibration: Option<&'a Calibration>,
+}
+
+impl Candidate<'_> {
+    /// How a draft at `depth` is drawn under a rule.
+    fn draft_sampling(&self, rule: &dyn VerifyRule, sampling: Sampling, depth: usize) -> Sampling {
+        match self.calibration {
+            Some(calibration) if rule.draft_choice().is_drawn() => calibration.at(sampling, depth),
+            _ => sampling,
+        }
+    }
 }
 
 /// Rule and sizes of an exact evaluation.
@@ -212,7 +227,7 @@ pub fn exact_with(
             states: states(&tokens)?,
             tokens,
         };
-        let table = ratios::of_batch(candidate.drafter, &teacher, &batch, depths, settings)?;
+        let table = ratios::of_batch(candidate, &teacher, &batch, depths, settings)?;
         for (row, anchors) in batch.tokens.rows.iter().zip(&table) {
             sums.add_row(row, anchors);
         }

@@ -2,14 +2,13 @@
 
 use burn::tensor::FloatDType;
 use draftsmith_models::batch::{DraftBatch, TokenRow};
-use draftsmith_models::drafter::AnyDrafter;
 use draftsmith_models::objective::{
     Objective, ObjectiveInput, SlotLogits, SlotScores, Teacher, for_each_slot_logits,
 };
 use draftsmith_models::sample::Sampling;
 use draftsmith_models::slot::batch_slots;
 
-use super::ExactSettings;
+use super::{Candidate, ExactSettings};
 use crate::error::EvalError;
 use crate::verify::SlotLaw;
 
@@ -32,12 +31,13 @@ pub(super) type RatioTable = Vec<Vec<Vec<SlotRatio>>>;
 /// # Errors
 /// [`EvalError::NotFinite`] naming the row whose scores are not numbers.
 pub(super) fn of_batch(
-    drafter: &AnyDrafter,
+    candidate: Candidate<'_>,
     teacher: &Teacher<'_>,
     batch: &DraftBatch,
     depths: usize,
     settings: &ExactSettings,
 ) -> Result<RatioTable, EvalError> {
+    let drafter = candidate.drafter;
     let rows = &batch.tokens.rows;
     let empty = |row: &TokenRow| vec![Vec::new(); row.len()];
     let mut table: RatioTable = rows.iter().map(empty).collect();
@@ -52,7 +52,10 @@ pub(super) fn of_batch(
         };
         let taught = drafter.confidence(input.hidden.clone());
         let taught = taught.map(|confidence| confidence.probabilities());
-        for (index, ratio) in of_slots(&input, settings).into_iter().enumerate() {
+        for (index, ratio) in of_slots(candidate, &input, settings)
+            .into_iter()
+            .enumerate()
+        {
             let slot = &slots[index];
             let mut ratio = ratio.ok_or_else(|| EvalError::NotFinite {
                 what: "the acceptance scores",
@@ -70,13 +73,18 @@ pub(super) fn of_batch(
 }
 
 /// The ratio of each slot; `None` where a score is not a number.
-fn of_slots(input: &ObjectiveInput<'_>, settings: &ExactSettings) -> Vec<Option<SlotRatio>> {
+fn of_slots(
+    candidate: Candidate<'_>,
+    input: &ObjectiveInput<'_>,
+    settings: &ExactSettings,
+) -> Vec<Option<SlotRatio>> {
     let sampling = settings.sampling;
-    let is_whole = sampling == Sampling::at(sampling.temperature);
+    let is_plain = sampling == Sampling::at(sampling.temperature);
+    let is_whole = is_plain && candidate.calibration.is_none();
     match settings.rule.name() {
         "greedy" => of_scores(input, settings, 1.0, true), // reads argmaxes only, which no temperature moves
         "sampling" if is_whole => of_scores(input, settings, sampling.temperature, false),
-        _ => of_laws(input, settings),
+        _ => of_laws(candidate, input, settings),
     }
 }
 
@@ -96,11 +104,17 @@ fn of_scores(
 }
 
 /// From whole distributions, under any rule and truncation.
-fn of_laws(input: &ObjectiveInput<'_>, settings: &ExactSettings) -> Vec<Option<SlotRatio>> {
+fn of_laws(
+    candidate: Candidate<'_>,
+    input: &ObjectiveInput<'_>,
+    settings: &ExactSettings,
+) -> Vec<Option<SlotRatio>> {
     let mut ratios = Vec::with_capacity(input.slots.len());
     let mut p: Option<((usize, usize), Vec<f64>)> = None;
     for_each_slot_logits(input, settings.chunk_positions, |logits| {
-        ratios.push(of_law(input, settings, &mut p, logits));
+        let depth = logits.slot.depth;
+        let drawn = candidate.draft_sampling(settings.rule, settings.sampling, depth);
+        ratios.push(of_law(input, settings, drawn, &mut p, logits));
     });
     ratios
 }
@@ -109,6 +123,7 @@ fn of_laws(input: &ObjectiveInput<'_>, settings: &ExactSettings) -> Vec<Option<S
 fn of_law(
     input: &ObjectiveInput<'_>,
     settings: &ExactSettings,
+    drawn: Sampling,
     known: &mut Option<((usize, usize), Vec<f64>)>,
     logits: SlotLogits<'_>,
 ) -> Option<SlotRatio> {
@@ -124,7 +139,7 @@ fn of_law(
     if !is_finite(logits.draft) {
         return None;
     }
-    let q = settings.sampling.probabilities(logits.draft);
+    let q = drawn.probabilities(logits.draft);
     let law = SlotLaw {
         p,
         q: &q,

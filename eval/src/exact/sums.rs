@@ -133,7 +133,7 @@ fn shares(numerators: &[f64], denominators: &[f64]) -> Vec<Option<f64>> {
 }
 
 /// Ranges of anchors `s .. e`, one a turn `x_s ..= x_e` that has a round.
-fn turns(turns: &[u32]) -> Vec<std::ops::Range<usize>> {
+pub(super) fn turns(turns: &[u32]) -> Vec<std::ops::Range<usize>> {
     let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
     for anchor in 1..turns.len() {
         if !is_valid(turns, anchor, 0) {

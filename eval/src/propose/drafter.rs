@@ -11,6 +11,7 @@ use draftsmith_models::weights::host_values;
 use super::choice::choose;
 use super::tree::{DraftTree, Grower, TreeShape};
 use super::{DraftRule, DraftToken, ProposeRow, Proposer};
+use crate::calibration::Calibration;
 use crate::error::EvalError;
 
 /// Drafts with a drafter on a device without gradient tracking.
@@ -20,6 +21,7 @@ pub struct DrafterProposer<'a> {
     drafter: &'a AnyDrafter,
     ends: &'a TargetEnds,
     vocab: Arc<VocabMap>,
+    calibration: Option<&'a Calibration>,
     state: Option<DraftState>,
 }
 
@@ -36,7 +38,28 @@ impl<'a> DrafterProposer<'a> {
             drafter,
             ends,
             vocab: Arc::new(vocab.clone()),
+            calibration: None,
             state: None,
+        }
+    }
+
+    /// Draws drafts as they were calibrated.
+    #[must_use]
+    pub fn calibrated(self, calibration: Option<&'a Calibration>) -> Self {
+        Self {
+            calibration,
+            ..self
+        }
+    }
+
+    /// How drafts are drawn at a depth.
+    fn rule_at(&self, rule: &DraftRule, depth: usize) -> DraftRule {
+        match self.calibration {
+            Some(calibration) if rule.choice.is_drawn() => DraftRule {
+                sampling: calibration.at(rule.sampling, depth),
+                ..*rule
+            },
+            _ => *rule,
         }
     }
 
@@ -76,12 +99,13 @@ impl Proposer for DrafterProposer<'_> {
         for depth in 0..num_depths {
             let fed = (depth > 0).then_some(previous.as_slice());
             let logits = host_values(&self.drafter.next_logits(&mut state, fed, self.ends));
+            let rule = self.rule_at(rule, depth);
             for (index, row) in rows.iter().enumerate() {
                 if depth >= row.max_tokens {
                     continue;
                 }
                 let scores = &logits[index * self.vocab.len()..(index + 1) * self.vocab.len()];
-                let token = choose(scores, &self.vocab, rule, row, depth);
+                let token = choose(scores, &self.vocab, &rule, row, depth);
                 let token = token.ok_or_else(|| EvalError::NotFinite {
                     what: "the drafter's logits",
                     id: self.name.clone(),

@@ -111,6 +111,13 @@ pub enum DraftChoice {
     SharedNoise,
 }
 
+impl DraftChoice {
+    /// Whether the draft distribution itself decides, so that it may be another than the target's would be.
+    pub fn is_drawn(self) -> bool {
+        matches!(self, Self::Drawn | Self::DrawnEachRound)
+    }
+}
+
 /// How drafts are drawn.
 #[derive(Clone, Copy, Debug)]
 pub struct DraftRule {

@@ -10,6 +10,7 @@ use draftsmith_models::vocab::VocabMap;
 use self::plan::{Cell, Source};
 use crate::acceptance::{Acceptance, mean_tau_of_sequences};
 use crate::bootstrap::ratio_interval;
+use crate::calibration::Calibration;
 use crate::config::EvalConfig;
 use crate::decode::{
     DecodeOutput, DecodeProgress, Decoder, Sequence, SequenceRecord, TimeSplit, check_sequences,
@@ -43,6 +44,8 @@ pub struct NamedDrafter<'a> {
     pub drafter: &'a AnyDrafter,
     /// Its draft vocabulary.
     pub vocab: &'a VocabMap,
+    /// How its drafts are drawn, if it was calibrated.
+    pub calibration: Option<&'a Calibration>,
 }
 
 /// What is measured.

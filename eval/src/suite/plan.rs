@@ -167,7 +167,8 @@ impl<'a> SuiteRun<'a> {
                 let named = &self.drafters[index];
                 let ends = self.target.ends();
                 let name = named.name.clone();
-                Box::new(DrafterProposer::new(name, named.drafter, ends, named.vocab))
+                let proposer = DrafterProposer::new(name, named.drafter, ends, named.vocab);
+                Box::new(proposer.calibrated(named.calibration))
             }
         })
     }
@@ -182,6 +183,7 @@ impl<'a> SuiteRun<'a> {
             drafter: named.drafter,
             ends: self.target.ends(),
             vocab: named.vocab,
+            calibration: named.calibration,
         })
     }
 

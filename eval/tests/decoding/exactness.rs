@@ -61,6 +61,7 @@ pub(crate) fn measure_by(
         drafter,
         ends: target.ends(),
         vocab,
+        calibration: None,
     };
     let settings = ExactSettings {
         rule: verify::for_sampling(rule, &sampling).unwrap(),
@@ -267,6 +268,7 @@ fn rows_without_a_round_are_skipped_and_none_left_is_an_error() {
         drafter: &drafter,
         ends: target.ends(),
         vocab: &vocab,
+        calibration: None,
     };
     let result = exact_with(candidate, &mixed[1..2], &ExactSettings::default(), |_| {
         Err(EvalError::Interrupted)
@@ -307,6 +309,7 @@ fn states_of_other_layers_are_refused() {
         drafter: &drafter,
         ends: target.ends(),
         vocab: &vocab,
+        calibration: None,
     };
     let settings = ExactSettings {
         batch_rows: 3,

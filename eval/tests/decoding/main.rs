@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod cache;
+mod calibration;
 mod enumeration;
 mod exactness;
 #[path = "../../../models/tests/shared/families.rs"]

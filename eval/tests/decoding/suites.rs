@@ -58,6 +58,7 @@ fn report(entries: Vec<Entry>) -> Report {
             step: 0,
             draft_vocab: 12,
             weights_blake3: String::new(),
+            calibration: None,
         }],
         entries,
         exact: Vec::new(),
@@ -75,6 +76,7 @@ fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
         name: "untrained".to_owned(),
         drafter: &drafter,
         vocab: &vocab,
+        calibration: None,
     }];
     let (config, suites) = (config(), suites());
     let input = SuiteRun {
@@ -207,6 +209,7 @@ fn drafters_have_the_expectation_for_their_own_text() {
             name: "drafter".to_owned(),
             drafter: &drafter,
             vocab: &vocab,
+            calibration: None,
         }],
         draft_model: None,
         config: &config,
@@ -294,6 +297,7 @@ fn an_interrupted_run_goes_on_behind_what_it_had_finished() {
             name: "drafter".to_owned(),
             drafter: &drafter,
             vocab: &vocab,
+            calibration: None,
         }],
         draft_model: None,
         config: &config,
@@ -348,6 +352,7 @@ fn every_batch_is_decoded_beside_its_own_plain_text_and_timed_in_turn() {
         name: "fresh".to_owned(),
         drafter: &drafter,
         vocab: &vocab,
+        calibration: None,
     }];
     let config = EvalConfig {
         batch_rows: OneOrMore::new(vec![1, 3]).unwrap(),

@@ -1,0 +1,78 @@
+//! `draftsmith calibrate`: at which temperature and cut drafts are drawn, chosen on validation text.
+
+use std::fmt::Write as _;
+
+use draftsmith_eval::calibration::Calibration;
+use draftsmith_models::checkpoint;
+use serde::Serialize;
+
+use crate::errors::CliError;
+use crate::session::Session;
+use crate::stages::parts::ExactValidator;
+use crate::stages::{dataset, train, validation_rows};
+
+/// What was found for one drafter.
+#[derive(Debug, Serialize)]
+struct Calibrated {
+    drafter: String,
+    checkpoint: String,
+    /// Exact tau on the same text, with drafts drawn as the target's tokens are.
+    tau_before: f64,
+    /// The same with drafts drawn as calibrated.
+    tau: f64,
+    calibration: Calibration,
+}
+
+/// Calibrates the chosen checkpoint of every drafter and writes the result beside its weights.
+pub(super) fn calibrate(session: &Session) -> anyhow::Result<()> {
+    let rows = validation_rows(session, &dataset(session)?);
+    let mut found = Vec::new();
+    for run in &session.run_file().drafter.0 {
+        let folder = train::chosen_checkpoint(session, run)?;
+        let ends = session.target()?.ends();
+        let (drafter, card) = checkpoint::load(&folder, ends, session.device())?;
+        let name = run.family().to_owned();
+        session
+            .console()
+            .say(&format!("calibrate {name}: {} rows", rows.len()));
+        let validator = ExactValidator::new(session, run, rows.clone(), &card)?;
+        let validator = validator.ok_or_else(|| {
+            CliError::usage(
+                "no validation row was set aside, and there is no other text to calibrate on",
+                "set `data.validation_fraction`",
+            )
+        })?;
+        let calibration = validator.calibrate(&drafter)?;
+        let tau = |calibration| {
+            let report = validator.report_of("sampling", &drafter, calibration, 0);
+            report.map(|report| report.tau())
+        };
+        let (tau_before, tau) = (tau(None)?, tau(Some(&calibration))?);
+        calibration.write(&folder)?;
+        found.push(Calibrated {
+            drafter: name,
+            checkpoint: folder.display().to_string(),
+            tau_before,
+            tau,
+            calibration,
+        });
+    }
+    let lines = || found.iter().map(render).collect::<Vec<String>>().join("\n");
+    session.console().value(&found, lines)
+}
+
+fn render(found: &Calibrated) -> String {
+    let mut text = format!(
+        "{}: exact tau {:.3}, before {:.3} (text at temperature {})\n",
+        found.drafter, found.tau, found.tau_before, found.calibration.sampling.temperature
+    );
+    text.push_str("  depth  temperature  cut   overlap  before\n");
+    for (depth, entry) in found.calibration.depths.iter().enumerate() {
+        let _ = writeln!(
+            text,
+            "  {depth:>5}  {:>11}  {:<4}  {:>7.4}  {:.4}",
+            entry.temperature, entry.cut, entry.overlap, entry.overlap_before
+        );
+    }
+    text
+}

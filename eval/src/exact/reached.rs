@@ -1,0 +1,89 @@
+//! Every slot of a batch with how likely a round of decoding reaches it.
+
+use burn::tensor::FloatDType;
+use draftsmith_models::batch::DraftBatch;
+use draftsmith_models::objective::{ObjectiveInput, Teacher, for_each_slot_logits};
+use draftsmith_models::slot::batch_slots;
+
+use super::ratios::{self, RatioTable};
+use super::sums::turns;
+use super::{Candidate, ExactSettings};
+use crate::error::EvalError;
+use crate::round_dp::visit_probabilities;
+
+/// A slot of a given text.
+pub(crate) struct ReachedSlot<'a> {
+    pub(crate) depth: usize,
+    /// Probability that a round starts at its anchor and accepts all drafts before it, given the text.
+    pub(crate) weight: f64,
+    /// The target's law, `[V]`.
+    pub(crate) p: &'a [f64],
+    /// The drafter's logits, `[V_draft]`.
+    pub(crate) draft: &'a [f32],
+}
+
+/// Calls `visit` for every slot of a batch that the drafter was trained for.
+///
+/// # Errors
+/// [`EvalError::NotFinite`] naming the row whose scores are not numbers.
+pub(crate) fn for_each_reached_slot(
+    candidate: Candidate<'_>,
+    batch: &DraftBatch,
+    settings: &ExactSettings,
+    mut visit: impl FnMut(ReachedSlot<'_>),
+) -> Result<(), EvalError> {
+    let drafter = candidate.drafter;
+    let teacher = Teacher::new(candidate.ends, candidate.vocab);
+    let depths = drafter.num_depths();
+    let table = ratios::of_batch(candidate, &teacher, batch, depths, settings)?;
+    let reach = reach(batch, &table, depths);
+    for slots in drafter.passes(batch_slots(&batch.tokens, depths)) {
+        let input = ObjectiveInput {
+            slots: &slots,
+            hidden: drafter.draft_slots(batch, &slots, teacher.ends, FloatDType::F32),
+            head: drafter.head(),
+            batch,
+            teacher: teacher.clone(),
+            head_gradient: None,
+        };
+        let mut known: Option<((usize, usize), Vec<f64>)> = None;
+        for_each_slot_logits(&input, settings.chunk_positions, |logits| {
+            let slot = logits.slot;
+            let place = (slot.row, slot.teacher_position());
+            if known.as_ref().is_none_or(|(at, _)| *at != place) {
+                known = Some((place, settings.sampling.probabilities(logits.target)));
+            }
+            let Some((_, p)) = &known else { return };
+            visit(ReachedSlot {
+                depth: slot.depth,
+                weight: reach[slot.row][slot.anchor][slot.depth],
+                p,
+                draft: logits.draft,
+            });
+        });
+    }
+    Ok(())
+}
+
+/// By row, anchor and depth.
+fn reach(batch: &DraftBatch, table: &RatioTable, depths: usize) -> Vec<Vec<Vec<f64>>> {
+    let rows = batch.tokens.rows.iter().zip(table);
+    let of_row = |(row, anchors): (&draftsmith_models::batch::TokenRow, &Vec<Vec<_>>)| {
+        let mut reach: Vec<Vec<f64>> = vec![Vec::new(); anchors.len()];
+        for turn in turns(&row.turns) {
+            let realised =
+                |slots: &Vec<ratios::SlotRatio>| slots.iter().map(|s| s.realised).collect();
+            let realised: Vec<Vec<f64>> = anchors[turn.clone()].iter().map(realised).collect();
+            let visits = visit_probabilities(&realised, depths);
+            for ((anchor, visit), ratios) in turn.zip(visits).zip(realised) {
+                let mut survival = visit;
+                for ratio in ratios {
+                    reach[anchor].push(survival);
+                    survival *= ratio;
+                }
+            }
+        }
+        reach
+    };
+    rows.map(of_row).collect()
+}
