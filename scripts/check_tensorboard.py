@@ -17,13 +17,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 
 def read_events(root):
-    scalars = {}
+    scalars, pictures = {}, {}
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
         accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         accumulator.Reload()
         for tag in accumulator.Tags()["scalars"]:
             scalars.setdefault(tag, []).extend((e.step, e.value) for e in accumulator.Scalars(tag))
-    return scalars
+        for tag in accumulator.Tags()["images"]:
+            pictures.setdefault(tag, []).extend(accumulator.Images(tag))
+    return scalars, pictures
 
 
 def main():
@@ -32,7 +34,7 @@ def main():
     if len(arguments) != 1:
         sys.exit(__doc__)
     folder = pathlib.Path(arguments[0])
-    scalars = read_events(folder / "tensorboard")
+    scalars, pictures = read_events(folder / "tensorboard")
     losses = sorted(scalars.get("train/loss", []))
     steps = [step for step, _ in losses]
     assert steps == list(range(1, len(steps) + 1)), f"steps are not 1, 2, ..: {steps}"
@@ -44,6 +46,10 @@ def main():
     for record, (step, loss) in zip(records[:shared], losses):
         assert record["step"] == step, (record["step"], step)
         assert abs(record["loss"] - loss) <= 1e-6 * abs(loss), (step, record["loss"], loss)
+    for tag, images in sorted(pictures.items()):
+        last = images[-1]
+        print(f"  {tag}: {len(images)} pictures, last of {last.width} x {last.height}, {len(last.encoded_image_string)} bytes")
+        assert last.encoded_image_string.startswith(b"\x89PNG"), tag
     print(f"{len(losses)} steps, each once; {len(scalars)} tags:")
     for tag in sorted(scalars):
         print(f"  {tag} ({len(scalars[tag])} values, last {scalars[tag][-1][1]:.6g})")

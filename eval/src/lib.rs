@@ -16,6 +16,7 @@ pub mod html;
 pub mod lossless;
 mod one_or_more;
 pub mod parts;
+pub mod picture;
 mod produced;
 pub mod propose;
 pub mod report;

@@ -11,6 +11,7 @@ use draftsmith_eval::decode::Sequence;
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::html;
 use draftsmith_eval::parts::Parts;
+use draftsmith_eval::picture;
 use draftsmith_eval::propose::UNTRAINED;
 use draftsmith_eval::report::{
     DrafterRecord, Entry, ExactEntry, FORMAT_VERSION, Report, TargetRecord,
@@ -161,7 +162,11 @@ fn add_to_tensorboard(session: &Session, loaded: &[Loaded], entries: &[Entry]) {
         let first = session.run_file().eval.batch_rows.iter().next();
         let is_own =
             |entry: &&Entry| entry.proposer == one.name && Some(&entry.batch_rows) == first;
-        for entry in entries.iter().filter(is_own) {
+        let own: Vec<&Entry> = entries.iter().filter(is_own).collect();
+        let picture = picture::acceptance(&own);
+        let (tag, step) = ("eval/acceptance_by_depth", one.card.step);
+        events.picture(tag, picture.bytes(), picture::SIDE, step);
+        for entry in own {
             let setting = format!(
                 "{}/temperature_{}/{}/gamma_{}",
                 entry.suite, entry.temperature, entry.rule, entry.gamma

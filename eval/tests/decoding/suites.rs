@@ -8,6 +8,7 @@ use draftsmith_eval::error::EvalError;
 use draftsmith_eval::html;
 use draftsmith_eval::lossless::LosslessCheck;
 use draftsmith_eval::parts::Parts;
+use draftsmith_eval::picture;
 use draftsmith_eval::report::{DrafterRecord, Entry, FORMAT_VERSION, Report, TargetRecord};
 use draftsmith_eval::suite::{NamedDrafter, Suite, SuiteRun, run};
 use draftsmith_eval::table::render;
@@ -127,6 +128,7 @@ fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
     report.write(&path).unwrap();
     assert_eq!(Report::read(&path).unwrap(), report);
     check_page(&report);
+    check_picture(&report);
     check_comparison(&report);
     let table = render(&report);
     // Too few rounds hang on coins for a verdict on those.
@@ -141,6 +143,22 @@ fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
 }
 
 /// A suite at a temperature has five plots; nothing is loaded, and no figure is missing.
+fn check_picture(report: &Report) {
+    let drafted: Vec<&Entry> = report.entries.iter().filter(|e| e.gamma > 0).collect();
+    let picture = picture::acceptance(&drafted);
+    assert_eq!(picture.bytes().len(), 3 * picture::SIDE * picture::SIDE);
+    let has = |colour: [u8; 3]| picture.bytes().chunks_exact(3).any(|pixel| pixel == colour);
+    assert!(
+        has([0, 114, 178]) && has([213, 94, 0]),
+        "the first two entries"
+    );
+    assert_ne!(picture, picture::acceptance(&drafted[1..]));
+    assert!(
+        picture::acceptance(&[]).bytes().contains(&255),
+        "nothing to draw"
+    );
+}
+
 fn check_page(report: &Report) {
     let page = html::render(report);
     assert_eq!(page.matches("<svg").count(), 4 * 5);

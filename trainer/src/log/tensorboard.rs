@@ -1,4 +1,4 @@
-//! TensorBoard scalars; the only file that knows the event-file library.
+//! TensorBoard scalars and pictures; the only file that knows the event-file library.
 //!
 //! That library panics on i/o errors, in its own thread and in its callers, and overwrites the file of
 //! a second writer in the same folder. So every process start gets a folder of its own, and the first
@@ -54,6 +54,11 @@ impl TensorBoard {
         if value.is_finite() {
             self.attempt(|writer| writer.add_scalar(tag, value as f32, step as usize));
         }
+    }
+
+    /// Adds a square picture of red, green and blue bytes, row by row.
+    pub fn picture(&mut self, tag: &str, bytes: &[u8], side: usize, step: u64) {
+        self.attempt(|writer| writer.add_image(tag, bytes, &[3, side, side], step as usize));
     }
 
     /// Asks the writer to hand its events to the operating system.
