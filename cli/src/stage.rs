@@ -70,15 +70,7 @@ pub(crate) fn run_one(stage: &dyn Stage, session: &Session) -> anyhow::Result<()
         if earlier.outputs(session)?.is_empty() {
             run_one(*earlier, session)?;
         }
-        if let Freshness::Stale(reason) = freshness(*earlier, session)? {
-            let file = session.file_name();
-            let needed = earlier.name();
-            return Err(CliError::usage(
-                format!("`{}` needs the stage `{needed}`: {reason}", stage.name()),
-                format!("`draftsmith {needed} {file}`, or `draftsmith run {file}` for everything"),
-            )
-            .into());
-        }
+        refuse_stale(*earlier, stage.name(), session)?;
     }
     let freshness = match freshness(stage, session)? {
         Freshness::Fresh => {
@@ -88,6 +80,23 @@ pub(crate) fn run_one(stage: &dyn Stage, session: &Session) -> anyhow::Result<()
         stale @ Freshness::Stale(_) => stale,
     };
     run_unless_fresh(stage, session, freshness)
+}
+
+/// Refuses to do `what` unless the stage that it needs is fresh.
+pub(crate) fn refuse_stale(
+    needed: &dyn Stage,
+    what: &str,
+    session: &Session,
+) -> anyhow::Result<()> {
+    let Freshness::Stale(reason) = freshness(needed, session)? else {
+        return Ok(());
+    };
+    let (file, needed) = (session.file_name(), needed.name());
+    Err(CliError::usage(
+        format!("`{what}` needs the stage `{needed}`: {reason}"),
+        format!("`draftsmith {needed} {file}`, or `draftsmith run {file}` for everything"),
+    )
+    .into())
 }
 
 /// Runs a stage unless it is fresh.

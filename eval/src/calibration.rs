@@ -66,6 +66,20 @@ impl Calibration {
         Ok(file::write_json(&folder.join(FILE), self)?)
     }
 
+    /// Leaves a checkpoint without one.
+    ///
+    /// # Errors
+    /// [`EvalError::Model`] naming the path.
+    pub fn remove(folder: &Path) -> Result<(), EvalError> {
+        let path = folder.join(FILE);
+        match fs_err::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(ModelError::io(&path, error).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// That of the checkpoint in `folder`, if it was calibrated.
     ///
     /// # Errors

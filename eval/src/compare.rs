@@ -65,15 +65,10 @@ pub fn compare(first: Side<'_>, second: Side<'_>) -> Result<Vec<Comparison>, Eva
     for side in [first, second] {
         side.check_proposer()?;
     }
-    // tau does not depend on the batch; reports with several are paired batch by batch.
-    let is_free = [first, second]
-        .iter()
-        .all(|side| side.report.settings.batch_rows.iter().count() == 1);
-    let pairs = first.report.entries.iter().flat_map(|one| {
-        let others = second.report.entries.iter();
-        let batch = |other: &Entry| is_free || one.batch_rows == other.batch_rows;
-        others
-            .filter(move |other| batch(other) && is_pair((first, one), (second, other)))
+    let pairs = first.entries().flat_map(|one| {
+        second
+            .entries()
+            .filter(move |other| is_pair((first, one), (second, other)))
             .map(move |other| (one, other))
     });
     let comparisons: Vec<Comparison> = pairs.filter_map(|(a, b)| comparison(a, b)).collect();
@@ -121,7 +116,14 @@ pub fn differing_settings(first: &Report, second: &Report) -> Vec<String> {
     numbers.into_iter().chain(target).flatten().collect()
 }
 
-impl Side<'_> {
+impl<'a> Side<'a> {
+    /// The entries of the first batch: tau does not depend on it.
+    fn entries(self) -> impl Iterator<Item = &'a Entry> {
+        let first = self.report.settings.batch_rows.iter().next();
+        let entries = self.report.entries.iter();
+        entries.filter(move |entry| Some(&entry.batch_rows) == first)
+    }
+
     fn check_proposer(self) -> Result<(), EvalError> {
         let Some(wanted) = self.proposer else {
             return Ok(());

@@ -12,7 +12,7 @@ use draftsmith_models::target::TargetSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::error::EvalError;
-use crate::exact::{ExactReport, ScheduledTau};
+use crate::exact::{ExactReport, ExactTau, ScheduledTau};
 
 /// A device, as far as the model knows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -242,9 +242,11 @@ pub fn predict(
         Some(block) => device.seconds(pass, load, block as f64 + 1.0),
         None => drafts * device.seconds(pass, load, 1.0),
     };
-    let speed = |gamma: usize, tau: f64| {
-        let draft = draft(gamma as f64);
-        let verify = device.seconds(target, load, gamma as f64 + 1.0);
+    // Means stand for all rounds; where texts end, fewer drafts are verified.
+    let speed = |entry: &ExactTau| {
+        let (gamma, tau) = (entry.gamma, entry.tau);
+        let draft = draft(entry.drafts);
+        let verify = device.seconds(target, load, entry.drafts + 1.0);
         PredictedSpeed {
             gamma,
             tau,
@@ -255,13 +257,9 @@ pub fn predict(
         }
     };
     let entries = measured.report.by_gamma.iter();
-    let by_gamma: Vec<PredictedSpeed> =
-        entries.map(|entry| speed(entry.gamma, entry.tau)).collect();
-    let deepest = measured.report.by_gamma.len() as f64;
+    let by_gamma: Vec<PredictedSpeed> = entries.map(speed).collect();
     let schedule = |entry: &ScheduledTau| {
-        // The draft that is not believed in has been computed too; a mean of rounds stands for all of them.
-        let drafted = (entry.drafts + 1.0).min(deepest);
-        let seconds = draft(drafted) + device.seconds(target, load, entry.drafts + 1.0);
+        let seconds = draft(entry.drafted) + device.seconds(target, load, entry.drafts + 1.0);
         PredictedSchedule {
             threshold: entry.threshold,
             tau: entry.tau,

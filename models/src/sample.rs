@@ -107,6 +107,13 @@ impl Sampling {
         if keeps_all {
             return;
         }
+        if self.top_k == 0 && self.top_p >= 1.0 {
+            let best = probabilities.iter().copied().fold(0.0, f64::max);
+            for p in probabilities.iter_mut().filter(|p| **p < self.min_p * best) {
+                *p = 0.0;
+            }
+            return normalise(probabilities);
+        }
         let mut order: Vec<usize> = (0..probabilities.len()).collect();
         order.sort_by(|&a, &b| {
             probabilities[b]
@@ -130,10 +137,14 @@ impl Sampling {
         for &id in &order[kept..] {
             probabilities[id] = 0.0;
         }
-        let total: f64 = probabilities.iter().sum();
-        for p in probabilities.iter_mut() {
-            *p /= total;
-        }
+        normalise(probabilities);
+    }
+}
+
+fn normalise(probabilities: &mut [f64]) {
+    let total: f64 = probabilities.iter().sum();
+    for p in probabilities {
+        *p /= total;
     }
 }
 

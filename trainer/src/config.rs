@@ -162,7 +162,8 @@ pub struct TrainConfig {
     pub keep_checkpoints: usize,
     /// Steps between validations; 0 validates only at the end.
     pub validate_every: u64,
-    /// Rows that a validation reads, at most, spread over those set aside; 0 reads all.
+    /// Rows that a validation, the exact report of an evaluation and a calibration read, at most, spread over those set
+    /// aside; 0 reads all.
     pub validation_rows: usize,
     /// Steps between flushes of the logs.
     pub log_every: u64,

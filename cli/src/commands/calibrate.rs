@@ -3,13 +3,14 @@
 use std::fmt::Write as _;
 
 use draftsmith_eval::calibration::Calibration;
-use draftsmith_models::checkpoint;
 use serde::Serialize;
 
 use crate::errors::CliError;
 use crate::session::Session;
+use crate::stage::refuse_stale;
 use crate::stages::parts::ExactValidator;
-use crate::stages::{dataset, train, validation_rows};
+use crate::stages::train::{self, Train};
+use crate::stages::{dataset, eval, validation_rows};
 
 /// What was found for one drafter.
 #[derive(Debug, Serialize)]
@@ -23,19 +24,21 @@ struct Calibrated {
     calibration: Calibration,
 }
 
-/// Calibrates the chosen checkpoint of every drafter and writes the result beside its weights.
+/// Calibrates the chosen checkpoint of every drafter and writes the result beside its weights, where it is one.
 pub(super) fn calibrate(session: &Session) -> anyhow::Result<()> {
-    let rows = validation_rows(session, &dataset(session)?);
+    refuse_stale(&Train, "calibrate", session)?;
+    let dataset = dataset(session)?;
     let mut found = Vec::new();
     for run in &session.run_file().drafter.0 {
         let folder = train::chosen_checkpoint(session, run)?;
-        let ends = session.target()?.ends();
-        let (drafter, card) = checkpoint::load(&folder, ends, session.device())?;
         let name = run.family().to_owned();
+        let loaded = eval::load(session, name.clone(), folder.clone())?;
+        let (drafter, card) = (loaded.drafter, loaded.card);
+        let rows = validation_rows(session, run, &dataset);
         session
             .console()
             .say(&format!("calibrate {name}: {} rows", rows.len()));
-        let validator = ExactValidator::new(session, run, rows.clone(), &card)?;
+        let validator = ExactValidator::new(session, run, rows, &card)?;
         let validator = validator.ok_or_else(|| {
             CliError::usage(
                 "no validation row was set aside, and there is no other text to calibrate on",
@@ -48,7 +51,12 @@ pub(super) fn calibrate(session: &Session) -> anyhow::Result<()> {
             report.map(|report| report.tau())
         };
         let (tau_before, tau) = (tau(None)?, tau(Some(&calibration))?);
-        calibration.write(&folder)?;
+        // Depths are chosen one by one, for the rounds of uncalibrated drafts: together they might not gain.
+        if tau > tau_before {
+            calibration.write(&folder)?;
+        } else {
+            Calibration::remove(&folder)?;
+        }
         found.push(Calibrated {
             drafter: name,
             checkpoint: folder.display().to_string(),
@@ -62,8 +70,13 @@ pub(super) fn calibrate(session: &Session) -> anyhow::Result<()> {
 }
 
 fn render(found: &Calibrated) -> String {
+    let verdict = if found.tau > found.tau_before {
+        ""
+    } else {
+        "; no gain, nothing is written"
+    };
     let mut text = format!(
-        "{}: exact tau {:.3}, before {:.3} (text at temperature {})\n",
+        "{}: exact tau {:.3}, before {:.3} (the same text, at temperature {}){verdict}\n",
         found.drafter, found.tau, found.tau_before, found.calibration.sampling.temperature
     );
     text.push_str("  depth  temperature  cut   overlap  before\n");

@@ -21,6 +21,7 @@ pub(super) fn checks(session: &Session) -> anyhow::Result<Vec<Check>> {
             .map(str::to_owned)
             .into(),
         draft_model: None,
+        timing_repeats: 0,
         ..session.run_file().eval.clone()
     };
     let entries = eval::decode_unreported(session, &config)?;

@@ -322,15 +322,14 @@ fn measure(session: &Session, input: &SuiteRun<'_>, parts: &Parts) -> anyhow::Re
 /// The trained drafters on the validation rows, by the exact evaluator.
 fn exact_entries(session: &Session, loaded: &[Loaded]) -> anyhow::Result<Vec<ExactEntry>> {
     let dataset = super::dataset(session)?;
-    let validation = super::validation_rows(session, &dataset);
     let rules = &session.run_file().eval.rule;
     let mut entries = Vec::new();
     for drafter in &session.run_file().drafter.0 {
         let trained = loaded.iter().find(|one| one.name == drafter.family());
-        let Some(trained) = trained.filter(|_| !validation.is_empty()) else {
+        let rows = super::validation_rows(session, drafter, &dataset);
+        let Some(trained) = trained.filter(|_| !rows.is_empty()) else {
             continue;
         };
-        let rows = validation.clone();
         let Some(validator) = ExactValidator::new(session, drafter, rows, &trained.card)? else {
             continue;
         };
@@ -379,10 +378,10 @@ fn interrupted(error: EvalError, session: &Session) -> anyhow::Error {
 }
 
 /// A drafter with its name in the report.
-struct Loaded {
+pub(crate) struct Loaded {
     name: String,
-    drafter: AnyDrafter,
-    card: DrafterCard,
+    pub(crate) drafter: AnyDrafter,
+    pub(crate) card: DrafterCard,
     /// As it was last calibrated, unless the settings leave that out.
     calibration: Option<Calibration>,
 }
@@ -423,7 +422,8 @@ fn load_drafters(session: &Session) -> anyhow::Result<Vec<Loaded>> {
     Ok(loaded)
 }
 
-fn load(session: &Session, name: String, folder: PathBuf) -> anyhow::Result<Loaded> {
+/// The checkpoint in `folder`, which must belong to the target of the run file.
+pub(crate) fn load(session: &Session, name: String, folder: PathBuf) -> anyhow::Result<Loaded> {
     let ends = session.target()?.ends();
     let (drafter, card) = checkpoint::load(&folder, ends, session.device())?;
     let expected = session.target_fingerprint()?;
@@ -443,12 +443,33 @@ fn load(session: &Session, name: String, folder: PathBuf) -> anyhow::Result<Load
     } else {
         None
     };
+    if let Some(calibration) = &calibration {
+        warn_of_other_sampling(session, &name, calibration);
+    }
     Ok(Loaded {
         name,
         drafter,
         card,
         calibration,
     })
+}
+
+/// Says where drafts are drawn as was best under other conditions.
+fn warn_of_other_sampling(session: &Session, name: &str, calibration: &Calibration) {
+    let config = &session.run_file().eval;
+    let sampled = config.temperatures.iter().filter(|t| **t > 0.0);
+    let others: Vec<String> = sampled
+        .filter(|t| config.sampling(**t) != calibration.sampling)
+        .map(ToString::to_string)
+        .collect();
+    if !others.is_empty() {
+        session.console().warn(&format!(
+            "`{name}` was calibrated on text at temperature {}, its drafts are drawn so at {} too; \
+             `eval.calibrated = false` draws them as the target's tokens are",
+            calibration.sampling.temperature,
+            others.join(", ")
+        ));
+    }
 }
 
 /// Refuses suites whose prompt file does not exist.

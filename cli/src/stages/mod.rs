@@ -19,6 +19,7 @@ use draftsmith_models::checkpoint::TemplateRecord;
 use draftsmith_models::file;
 
 use crate::errors::CliError;
+use crate::run_file::DrafterRun;
 use crate::session::Session;
 use crate::stage::{Inputs, Stage, hash_section};
 
@@ -88,10 +89,15 @@ pub(crate) fn split(session: &Session, dataset: &Dataset) -> SplitIndices {
     dataset.split(session.run_file().data.validation_fraction, SPLIT_SEED)
 }
 
-/// The rows that a validation reads: as many of those set aside as the settings allow, evenly spread.
-pub(crate) fn validation_rows(session: &Session, dataset: &Dataset) -> Vec<TokenRow> {
+/// The rows that a validation of a drafter reads: as many of those set aside as its settings allow, evenly spread.
+pub(crate) fn validation_rows(
+    session: &Session,
+    drafter: &DrafterRun,
+    dataset: &Dataset,
+) -> Vec<TokenRow> {
     let held_out = split(session, dataset).validation;
-    let chosen = spread(held_out.len(), session.run_file().train.validation_rows);
+    let most = session.run_file().train_of(drafter).validation_rows;
+    let chosen = spread(held_out.len(), most);
     chosen.map(|index| dataset.row(held_out[index])).collect()
 }
 

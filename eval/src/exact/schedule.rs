@@ -4,13 +4,13 @@
 //! probability of its most probable token. Their product is its estimate that all drafts so far will be accepted; a round
 //! verifies the leading drafts for which that reaches a threshold. Whether it does is known before the draft is drawn, so the
 //! text keeps its law. Tau is exact: only drafts that equal the text decide it. The number of verified drafts is
-//! exact for drafters that fill a block at once; one that drafts token by token goes on from its own drafts, which
-//! here are taken to be the text.
+//! exact for drafters that fill a block at once (DFlash); where a draft depends on those before it, the drafter's own, they are
+//! taken to be the text here.
 
 use serde::{Deserialize, Serialize};
 
 use super::ratios::SlotRatio;
-use crate::round_dp::{expected_rounds, verified_drafts};
+use crate::round_dp::{expected_rounds, visit_probabilities};
 
 /// Thresholds that are replayed.
 pub const THRESHOLDS: [f64; 9] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9];
@@ -25,32 +25,47 @@ pub struct ScheduledTau {
     pub tau: f64,
     /// Verified drafts per round.
     pub drafts: f64,
+    /// Drafts whose confidence is computed in a round: the first one that is not believed in too.
+    pub drafted: f64,
 }
 
-/// Expected rounds and verified drafts for each of [`THRESHOLDS`].
+/// Expected sums for each of [`THRESHOLDS`].
 #[derive(Clone, Debug, Default)]
-pub(super) struct ScheduleSums([(f64, f64); THRESHOLDS.len()]);
+pub(super) struct ScheduleSums([ScheduleSum; THRESHOLDS.len()]);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct ScheduleSum {
+    rounds: f64,
+    verified: f64,
+    drafted: f64,
+}
 
 impl ScheduleSums {
     /// Adds the rounds of one turn.
     pub(super) fn add(&mut self, anchors: &[Vec<SlotRatio>], gamma: usize) {
-        for (threshold, (rounds, drafts)) in THRESHOLDS.into_iter().zip(&mut self.0) {
+        for (threshold, sum) in THRESHOLDS.into_iter().zip(&mut self.0) {
             let believed = |slots: &Vec<SlotRatio>| {
                 let kept = slots.iter().take(believed(slots, threshold));
                 kept.map(|slot| slot.realised).collect()
             };
             let ratios: Vec<Vec<f64>> = anchors.iter().map(believed).collect();
-            *rounds += expected_rounds(&ratios, gamma)[0];
-            *drafts += verified_drafts(&ratios, gamma);
+            sum.rounds += expected_rounds(&ratios, gamma)[0];
+            let visits = visit_probabilities(&ratios, gamma);
+            for ((visit, ratios), slots) in visits.into_iter().zip(&ratios).zip(anchors) {
+                let all = slots.len().min(gamma);
+                sum.verified += visit * ratios.len().min(gamma) as f64;
+                sum.drafted += visit * (ratios.len() + 1).min(all) as f64;
+            }
         }
     }
 
     /// The figures of a text of `tokens` tokens.
     pub(super) fn report(&self, tokens: f64) -> Vec<ScheduledTau> {
-        let entry = |(threshold, (rounds, drafts)): (f64, &(f64, f64))| ScheduledTau {
+        let entry = |(threshold, sum): (f64, &ScheduleSum)| ScheduledTau {
             threshold,
-            tau: tokens / rounds,
-            drafts: drafts / rounds,
+            tau: tokens / sum.rounds,
+            drafts: sum.verified / sum.rounds,
+            drafted: sum.drafted / sum.rounds,
         };
         THRESHOLDS.into_iter().zip(&self.0).map(entry).collect()
     }

@@ -221,9 +221,15 @@ fn by_gamma(
     drawing.finish()
 }
 
-/// tau against verified drafts: with 1, 2, .. drafts a round (dots) and where rounds stop at doubts (rings).
+/// tau of each drafter by its first rule against verified drafts: with 1, 2, .. drafts a round (dots) and where rounds stop at doubts (rings).
 pub(super) fn schedules(entries: &[ExactEntry], palette: &Palette) -> String {
-    let all = |entry: &ExactEntry| {
+    let is_first = |(index, entry): &(usize, &ExactEntry)| {
+        let mut earlier = entries[..*index].iter();
+        earlier.all(|earlier| earlier.drafter != entry.drafter)
+    };
+    let firsts = entries.iter().enumerate().filter(is_first);
+    let entries: Vec<&ExactEntry> = firsts.map(|(_, entry)| entry).collect();
+    let all = |entry: &&ExactEntry| {
         let fixed = entry.report.by_gamma.iter().map(|at| (at.drafts, at.tau));
         let scheduled = entry.report.by_confidence.iter();
         let scheduled = scheduled.map(|at| (at.drafts, at.tau));

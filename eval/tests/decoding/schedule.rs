@@ -120,7 +120,7 @@ fn replayed_rounds_are_those_of_decoding_that_stops_where_the_drafter_doubts() {
                 .map(|r| r.proposed)
                 .sum();
             let drafts = proposed as f64 / found;
-            // A block's confidences do not depend on what was drafted before; the last token of a text is never drafted.
+            // These confidences do not depend on what was drafted before; the last token of a text is never drafted.
             if drafter.max_depths().is_some() {
                 let off = (drafts / entry.drafts - 1.0).abs();
                 assert!(
@@ -130,6 +130,7 @@ fn replayed_rounds_are_those_of_decoding_that_stops_where_the_drafter_doubts() {
                 );
             }
             assert!(entry.drafts < whole.drafts, "{family} {threshold}");
+            assert!(entry.drafts < entry.drafted && entry.drafted < entry.drafts + 1.0 + 1e-9);
         }
     }
     assert!(distinct > 0, "no threshold made a difference");

@@ -142,7 +142,6 @@ fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
     }
 }
 
-/// A suite at a temperature has five plots; nothing is loaded, and no figure is missing.
 fn check_picture(report: &Report) {
     let drafted: Vec<&Entry> = report.entries.iter().filter(|e| e.gamma > 0).collect();
     let picture = picture::acceptance(&drafted);
@@ -159,6 +158,7 @@ fn check_picture(report: &Report) {
     );
 }
 
+/// A suite at a temperature has five plots; nothing is loaded, and no figure is missing.
 fn check_page(report: &Report) {
     let page = html::render(report);
     assert_eq!(page.matches("<svg").count(), 4 * 5);

@@ -64,20 +64,21 @@ impl BlockPlan {
         self.anchors.iter().map(padded).collect()
     }
 
+    /// Batch row and anchor of every block.
+    fn blocks(&self) -> impl Iterator<Item = (usize, usize)> {
+        let rows = self.anchors.iter();
+        rows.flat_map(|(row, anchors)| anchors.iter().map(move |&anchor| (*row, anchor)))
+    }
+
     /// Position of the first token of every block.
     pub(super) fn starts(&self) -> Vec<usize> {
-        let anchors = self.anchors.iter().flat_map(|(_, anchors)| anchors);
-        anchors.copied().collect()
+        self.blocks().map(|(_, anchor)| anchor).collect()
     }
 
     /// Index of the block of each slot among all.
     #[expect(clippy::expect_used, reason = "the plan was made from these slots")]
     pub(super) fn blocks_of(&self, slots: &[Slot]) -> Vec<usize> {
-        let starts = |(row, anchors): &(usize, Vec<usize>)| {
-            let row = *row;
-            anchors.clone().into_iter().map(move |anchor| (row, anchor))
-        };
-        let blocks: Vec<(usize, usize)> = self.anchors.iter().flat_map(starts).collect();
+        let blocks: Vec<(usize, usize)> = self.blocks().collect();
         let block_of = |slot: &Slot| blocks.binary_search(&(slot.row, slot.anchor));
         let found = slots.iter().map(block_of);
         found
@@ -87,8 +88,7 @@ impl BlockPlan {
 
     /// The tokens that open the blocks, given the ids of a batch row.
     pub(super) fn anchor_ids<'a>(&self, ids_of: impl Fn(usize) -> &'a [u32]) -> Vec<u32> {
-        let rows = self.anchors.iter();
-        rows.flat_map(|(row, anchors)| anchors.iter().map(move |&anchor| (*row, anchor)))
+        self.blocks()
             .map(|(row, anchor)| ids_of(row)[anchor])
             .collect()
     }

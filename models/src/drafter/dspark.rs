@@ -10,8 +10,8 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::dflash::{
-    BlockLayout, Dflash, DflashConfig, check_as, default_anchors_per_row, default_blocks_per_pass,
-    default_num_layers,
+    BlockLayout, Dflash, DflashConfig, check_as, default_anchor_share, default_anchors_per_row,
+    default_blocks_per_pass, default_num_layers,
 };
 use super::token::MaskToken;
 use super::{
@@ -50,6 +50,9 @@ pub struct DsparkConfig {
     /// Blocks trained for each row and step, as for DFlash.
     #[serde(default = "default_anchors_per_row")]
     pub anchors_per_row: usize,
+    /// Share of a row's blocks that is trained.
+    #[serde(default = "default_anchor_share")]
+    pub anchor_share: f64,
     /// Blocks computed together, as for DFlash.
     #[serde(default = "default_blocks_per_pass")]
     pub blocks_per_pass: usize,
@@ -88,6 +91,7 @@ impl DsparkConfig {
             block_size: self.block_size,
             layout: BlockLayout::AnchorPredicts,
             anchors_per_row: self.anchors_per_row,
+            anchor_share: self.anchor_share,
             blocks_per_pass: self.blocks_per_pass,
             intermediate_size: self.intermediate_size,
             sliding_window: self.sliding_window,

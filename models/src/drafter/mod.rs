@@ -62,16 +62,33 @@ pub struct AnchorDraw {
     pub step: u64,
 }
 
+/// How many anchors of a row are trained.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AnchorLimit {
+    /// Share of the row's anchors, rounded up.
+    pub share: f64,
+    /// Most of them.
+    pub per_row: usize,
+}
+
+impl AnchorLimit {
+    fn of(self, num_anchors: usize) -> usize {
+        let share = (self.share * num_anchors as f64).ceil() as usize;
+        share.min(self.per_row).min(num_anchors)
+    }
+}
+
 impl AnchorDraw {
-    /// Ascending anchors of each row, at most `limit`, drawn without replacement from those with a slot.
+    /// Ascending anchors of each row, as many as `limit` says, drawn without replacement from those with a slot.
     ///
     /// A row's draw depends on its key and nothing else of the batch.
-    pub fn anchors(self, tokens: &TokenBatch, limit: usize) -> Vec<Vec<usize>> {
+    pub fn anchors(self, tokens: &TokenBatch, limit: AnchorLimit) -> Vec<Vec<usize>> {
         let mut anchors = vec![Vec::new(); tokens.num_rows()];
         for slot in batch_slots(tokens, 1) {
             anchors[slot.row].push(slot.anchor);
         }
         for (row, anchors) in tokens.rows.iter().zip(&mut anchors) {
+            let limit = limit.of(anchors.len());
             if anchors.len() > limit {
                 let stream = stable_hash(&format!("{} {}", self.step, row.key));
                 let mut stream = Stream::new(self.seed, Purpose::Anchors, stream);

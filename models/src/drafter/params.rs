@@ -60,7 +60,12 @@ pub(super) fn zero_matrix(name: &str, shape: [usize; 2], device: &Device) -> Par
 
 /// A norm gain of ones `[width]`.
 pub(super) fn unit_gain(name: &str, width: usize, device: &Device) -> Param<Tensor<1>> {
-    named(name, Tensor::ones([width], (device, DType::F32)))
+    even_gain(name, width, 1.0, device)
+}
+
+/// A norm gain `[width]` of one value everywhere.
+pub(super) fn even_gain(name: &str, width: usize, value: f32, device: &Device) -> Param<Tensor<1>> {
+    named(name, Tensor::full([width], value, (device, DType::F32)))
 }
 
 /// All parameters of a module by field path, as f32.
