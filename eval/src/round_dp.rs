@@ -30,9 +30,33 @@ pub fn variance_of_rounds(ratios: &[Vec<f64>], expected: &[f64], gamma: usize) -
 
 /// Expected drafts that are verified over all rounds of a turn.
 pub fn verified_drafts(ratios: &[Vec<f64>], gamma: usize) -> f64 {
-    let visits = visit_probabilities(ratios, gamma);
-    let drafts = |(visit, ratios): (&f64, &Vec<f64>)| visit * ratios.len().min(gamma) as f64;
-    visits.iter().zip(ratios).map(drafts).sum()
+    summed_over_rounds(ratios, gamma, |anchor| ratios[anchor].len().min(gamma))
+}
+
+/// Expected sum of `count`, a function of the anchor, over all rounds of a turn.
+pub fn summed_over_rounds(
+    ratios: &[Vec<f64>],
+    gamma: usize,
+    count: impl Fn(usize) -> usize,
+) -> f64 {
+    let visits = visit_probabilities(ratios, gamma).into_iter().enumerate();
+    visits
+        .map(|(anchor, visit)| visit * count(anchor) as f64)
+        .sum()
+}
+
+/// Probability that a round starts at each anchor and accepts all drafts before each depth, `[anchor][depth]`.
+pub fn reach_probabilities(ratios: &[Vec<f64>], gamma: usize) -> Ratios {
+    let of_anchor = |(mut survival, ratios): (f64, &Vec<f64>)| {
+        let reach = |ratio: &f64| {
+            let here = survival;
+            survival *= ratio;
+            here
+        };
+        ratios.iter().take(gamma).map(reach).collect()
+    };
+    let visits = visit_probabilities(ratios, gamma).into_iter();
+    visits.zip(ratios).map(of_anchor).collect()
 }
 
 /// Sums over the visited rounds, by depth.
@@ -59,14 +83,11 @@ impl DepthSums {
     /// Adds the rounds of one turn.
     pub fn add(&mut self, ratios: &[Vec<f64>]) {
         let gamma = self.proposed.len();
-        let visits = visit_probabilities(ratios, gamma);
-        for (visit, ratios) in visits.iter().zip(ratios) {
-            let mut survival = *visit;
-            for (depth, ratio) in ratios.iter().enumerate().take(gamma) {
-                self.proposed[depth] += visit;
-                self.reached[depth] += survival;
-                survival *= ratio;
-                self.accepted[depth] += survival;
+        for (reach, ratios) in reach_probabilities(ratios, gamma).iter().zip(ratios) {
+            for (depth, reached) in reach.iter().enumerate() {
+                self.proposed[depth] += reach[0];
+                self.reached[depth] += reached;
+                self.accepted[depth] += reached * ratios[depth];
             }
         }
     }
@@ -126,5 +147,16 @@ mod tests {
         assert_eq!(sums.proposed, [2.0, 1.0]);
         assert_eq!(sums.reached, [2.0, 1.0]);
         assert_eq!(sums.accepted, [2.0, 0.0]);
+    }
+
+    /// Red under: `survival *= ratio` left out.
+    #[test]
+    fn a_slot_is_reached_by_rounds_that_start_before_it_and_accept_all_between() {
+        let ratios: Ratios = vec![vec![0.5, 0.25], vec![0.5], vec![]];
+        // Anchor 1 is visited when the first draft fails, anchor 2 when it alone is accepted or by anchor 1's failure.
+        let visits = [1.0, 0.5, 0.5 * 0.75 + 0.5 * 0.5];
+        assert_eq!(visit_probabilities(&ratios, 2), visits);
+        let reach = reach_probabilities(&ratios, 2);
+        assert_eq!(reach, [vec![1.0, 0.5], vec![0.5], vec![]]);
     }
 }

@@ -2,11 +2,12 @@
 
 use burn::tensor::FloatDType;
 use draftsmith_models::batch::{DraftBatch, TokenRow};
+use draftsmith_models::drafter::AnyDrafter;
 use draftsmith_models::objective::{
     Objective, ObjectiveInput, SlotLogits, SlotScores, Teacher, for_each_slot_logits,
 };
 use draftsmith_models::sample::Sampling;
-use draftsmith_models::slot::batch_slots;
+use draftsmith_models::slot::{Slot, batch_slots};
 
 use super::{Candidate, ExactSettings};
 use crate::error::EvalError;
@@ -42,14 +43,7 @@ pub(super) fn of_batch(
     let empty = |row: &TokenRow| vec![Vec::new(); row.len()];
     let mut table: RatioTable = rows.iter().map(empty).collect();
     for slots in drafter.passes(batch_slots(&batch.tokens, depths)) {
-        let input = ObjectiveInput {
-            slots: &slots,
-            hidden: drafter.draft_slots(batch, &slots, teacher.ends, FloatDType::F32),
-            head: drafter.head(),
-            batch,
-            teacher: teacher.clone(),
-            head_gradient: None,
-        };
+        let input = input(drafter, teacher, batch, &slots);
         let taught = drafter.confidence(input.hidden.clone());
         let taught = taught.map(|confidence| confidence.probabilities());
         for (index, ratio) in of_slots(candidate, &input, settings)
@@ -70,6 +64,23 @@ pub(super) fn of_batch(
         }
     }
     Ok(table)
+}
+
+/// Drafter and target at some slots of a batch.
+pub(super) fn input<'a>(
+    drafter: &AnyDrafter,
+    teacher: &Teacher<'a>,
+    batch: &'a DraftBatch,
+    slots: &'a [Slot],
+) -> ObjectiveInput<'a> {
+    ObjectiveInput {
+        slots,
+        hidden: drafter.draft_slots(batch, slots, teacher.ends, FloatDType::F32),
+        head: drafter.head(),
+        batch,
+        teacher: teacher.clone(),
+        head_gradient: None,
+    }
 }
 
 /// The ratio of each slot; `None` where a score is not a number.

@@ -1,15 +1,14 @@
 //! Every slot of a batch with how likely a round of decoding reaches it.
 
-use burn::tensor::FloatDType;
-use draftsmith_models::batch::DraftBatch;
-use draftsmith_models::objective::{ObjectiveInput, Teacher, for_each_slot_logits};
+use draftsmith_models::batch::{DraftBatch, TokenRow};
+use draftsmith_models::objective::{Teacher, for_each_slot_logits};
 use draftsmith_models::slot::batch_slots;
 
 use super::ratios::{self, RatioTable};
 use super::sums::turns;
 use super::{Candidate, ExactSettings};
 use crate::error::EvalError;
-use crate::round_dp::visit_probabilities;
+use crate::round_dp::reach_probabilities;
 
 /// A slot of a given text.
 pub(crate) struct ReachedSlot<'a> {
@@ -38,14 +37,7 @@ pub(crate) fn for_each_reached_slot(
     let table = ratios::of_batch(candidate, &teacher, batch, depths, settings)?;
     let reach = reach(batch, &table, depths);
     for slots in drafter.passes(batch_slots(&batch.tokens, depths)) {
-        let input = ObjectiveInput {
-            slots: &slots,
-            hidden: drafter.draft_slots(batch, &slots, teacher.ends, FloatDType::F32),
-            head: drafter.head(),
-            batch,
-            teacher: teacher.clone(),
-            head_gradient: None,
-        };
+        let input = ratios::input(drafter, &teacher, batch, &slots);
         let mut known: Option<((usize, usize), Vec<f64>)> = None;
         for_each_slot_logits(&input, settings.chunk_positions, |logits| {
             let slot = logits.slot;
@@ -68,20 +60,13 @@ pub(crate) fn for_each_reached_slot(
 /// By row, anchor and depth.
 fn reach(batch: &DraftBatch, table: &RatioTable, depths: usize) -> Vec<Vec<Vec<f64>>> {
     let rows = batch.tokens.rows.iter().zip(table);
-    let of_row = |(row, anchors): (&draftsmith_models::batch::TokenRow, &Vec<Vec<_>>)| {
+    let of_row = |(row, anchors): (&TokenRow, &Vec<Vec<_>>)| {
         let mut reach: Vec<Vec<f64>> = vec![Vec::new(); anchors.len()];
         for turn in turns(&row.turns) {
             let realised =
                 |slots: &Vec<ratios::SlotRatio>| slots.iter().map(|s| s.realised).collect();
             let realised: Vec<Vec<f64>> = anchors[turn.clone()].iter().map(realised).collect();
-            let visits = visit_probabilities(&realised, depths);
-            for ((anchor, visit), ratios) in turn.zip(visits).zip(realised) {
-                let mut survival = visit;
-                for ratio in ratios {
-                    reach[anchor].push(survival);
-                    survival *= ratio;
-                }
-            }
+            reach[turn].clone_from_slice(&reach_probabilities(&realised, depths));
         }
         reach
     };

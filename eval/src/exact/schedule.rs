@@ -10,7 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::ratios::SlotRatio;
-use crate::round_dp::{expected_rounds, visit_probabilities};
+use crate::round_dp::{expected_rounds, summed_over_rounds, verified_drafts};
 
 /// Thresholds that are replayed.
 pub const THRESHOLDS: [f64; 9] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9];
@@ -50,12 +50,9 @@ impl ScheduleSums {
             };
             let ratios: Vec<Vec<f64>> = anchors.iter().map(believed).collect();
             sum.rounds += expected_rounds(&ratios, gamma)[0];
-            let visits = visit_probabilities(&ratios, gamma);
-            for ((visit, ratios), slots) in visits.into_iter().zip(&ratios).zip(anchors) {
-                let all = slots.len().min(gamma);
-                sum.verified += visit * ratios.len().min(gamma) as f64;
-                sum.drafted += visit * (ratios.len() + 1).min(all) as f64;
-            }
+            sum.verified += verified_drafts(&ratios, gamma);
+            let drafted = |at: usize| (ratios[at].len() + 1).min(anchors[at].len()).min(gamma);
+            sum.drafted += summed_over_rounds(&ratios, gamma, drafted);
         }
     }
 
