@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use draftsmith_eval::calibration::Calibration;
+use draftsmith_eval::error::EvalError;
 use serde::Serialize;
 
 use crate::errors::CliError;
@@ -45,7 +46,14 @@ pub(super) fn calibrate(session: &Session) -> anyhow::Result<()> {
                 "set `data.validation_fraction`",
             )
         })?;
-        let calibration = validator.calibrate(&drafter)?;
+        let goes_on = || !session.interrupt().is_asked();
+        let calibration = match validator.calibrate(&drafter, goes_on) {
+            Err(EvalError::Interrupted) => {
+                let kept = format!("nothing is written for `{name}`");
+                return Err(CliError::Interrupted(kept).into());
+            }
+            found => found?,
+        };
         let tau = |calibration| {
             let report = validator.report_of("sampling", &drafter, calibration, 0);
             report.map(|report| report.tau())

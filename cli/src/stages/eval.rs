@@ -269,7 +269,7 @@ pub(crate) fn decode_unreported(
     for run in &session.run_file().drafter.0 {
         if super::train::has_checkpoints(session, run) {
             let folder = super::train::chosen_checkpoint(session, run)?;
-            trained.push(load(session, run.family().to_owned(), folder)?);
+            trained.push(load_calibrated(session, run.family().to_owned(), folder)?);
             continue;
         }
         let context = DrafterContext {
@@ -413,7 +413,7 @@ fn load_drafters(session: &Session) -> anyhow::Result<Vec<Loaded>> {
     for drafter in &session.run_file().drafter.0 {
         let family = drafter.family().to_owned();
         let trained = super::train::chosen_checkpoint(session, drafter)?;
-        loaded.push(load(session, family.clone(), trained)?);
+        loaded.push(load_calibrated(session, family.clone(), trained)?);
         if session.run_file().eval.has_baseline(UNTRAINED) {
             let untrained = super::train::untrained_folder(session, drafter);
             loaded.push(load(session, format!("{family} {UNTRAINED}"), untrained)?);
@@ -438,20 +438,24 @@ pub(crate) fn load(session: &Session, name: String, folder: PathBuf) -> anyhow::
         )
         .into());
     }
-    let calibration = if session.run_file().eval.calibrated {
-        Calibration::read(&folder)?
-    } else {
-        None
-    };
-    if let Some(calibration) = &calibration {
-        warn_of_other_sampling(session, &name, calibration);
-    }
     Ok(Loaded {
         name,
         drafter,
         card,
-        calibration,
+        calibration: None,
     })
+}
+
+/// [`load`], with the calibration that lies beside the weights, unless the settings leave that out.
+fn load_calibrated(session: &Session, name: String, folder: PathBuf) -> anyhow::Result<Loaded> {
+    let mut loaded = load(session, name, folder.clone())?;
+    if session.run_file().eval.calibrated {
+        loaded.calibration = Calibration::read(&folder)?;
+    }
+    if let Some(calibration) = &loaded.calibration {
+        warn_of_other_sampling(session, &loaded.name, calibration);
+    }
+    Ok(loaded)
 }
 
 /// Says where drafts are drawn as was best under other conditions.

@@ -111,10 +111,17 @@ impl ExactValidator<'_> {
         exact(candidate, self.source.as_ref(), &self.rows, &settings)
     }
 
-    /// How drafts are drawn best, for the text's own temperature and truncation.
-    pub(crate) fn calibrate(&self, drafter: &AnyDrafter) -> Result<Calibration, EvalError> {
+    /// How drafts are drawn best, for the text's own temperature and truncation; `goes_on` is asked between batches.
+    pub(crate) fn calibrate(
+        &self,
+        drafter: &AnyDrafter,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<Calibration, EvalError> {
         let candidate = self.candidate(drafter);
         calibrate(candidate, &self.rows, &self.settings, |tokens| {
+            if !goes_on() {
+                return Err(EvalError::Interrupted);
+            }
             Ok(self.source.states(tokens)?)
         })
     }
