@@ -62,8 +62,7 @@ impl Decoded<'_> {
             if !goes_on() {
                 return Err(EvalError::Interrupted);
             }
-            let ids = tokens.ids(self.target.device());
-            let states = self.target.forward(ids, &spec);
+            let states = self.target.forward(&tokens.ids(), &spec);
             if !self.sampling.is_greedy() {
                 let hidden = &states.final_hidden;
                 surprise.add_rows(self.target, &self.sampling, &tokens.rows, hidden);

@@ -24,7 +24,7 @@ fn main() -> Outcome<()> {
     let steps: usize = steps.parse()?;
     let (model, drafter, card) = open(Path::new(target), Path::new(drafter))?;
     let device = Device::flex();
-    let states = model.forward(padded_ids(&[&prompt], &device), &drafter.state_spec());
+    let states = model.forward(&[&prompt], &drafter.state_spec());
     let [_, len, width] = states.final_hidden.dims();
     let last = states.final_hidden.clone().narrow(1, len - 1, 1);
     let first = argmax(&host_values(&model.ends().logits(last.reshape([1, width]))));

@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::FloatDType;
 use draftsmith_models::batch::{DraftBatch, TokenBatch, TokenRow};
 use draftsmith_models::slot::{Slot, batch_slots};
 use draftsmith_models::weights::write_safetensors;
@@ -32,7 +32,7 @@ fn main() -> Outcome<()> {
     let tokens = TokenBatch {
         rows: vec![row.clone()],
     };
-    let states = model.forward(tokens.ids(&Device::flex()), &drafter.state_spec());
+    let states = model.forward(&tokens.ids(), &drafter.state_spec());
     let batch = DraftBatch { tokens, states };
     let slots = batch_slots(&batch.tokens, drafter.num_depths());
     let hidden = drafter.draft_slots(&batch, &slots, model.ends(), FloatDType::F32);

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use burn::tensor::{Device, FloatDType, Tensor};
-use draftsmith_models::batch::{StateSpec, padded_ids};
+use draftsmith_models::batch::StateSpec;
 use draftsmith_models::error::ModelError;
 use draftsmith_models::file;
 use draftsmith_models::target::TargetModel;
@@ -36,7 +36,7 @@ fn main() -> Result<(), ModelError> {
     let want = StateSpec {
         aux_layer_ids: request.layers,
     };
-    let states = target.forward(padded_ids(&rows, &device), &want);
+    let states = target.forward(&rows, &want);
     let both = Tensor::cat(vec![states.aux, states.final_hidden.clone()], 2);
     let mut tensors = Vec::new();
     for (index, row) in rows.iter().enumerate() {

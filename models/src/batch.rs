@@ -43,10 +43,9 @@ impl TokenBatch {
         self.rows.iter().map(TokenRow::len).max().unwrap_or(0)
     }
 
-    /// Token ids `[B, S]`; padding is id 0, which no valid position ever attends to.
-    pub fn ids(&self, device: &Device) -> Tensor<2, Int> {
-        let rows: Vec<&[u32]> = self.rows.iter().map(|row| row.ids.as_slice()).collect();
-        padded_ids(&rows, device)
+    /// Token ids of every row.
+    pub fn ids(&self) -> Vec<&[u32]> {
+        self.rows.iter().map(|row| row.ids.as_slice()).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::batch::StateSpec;
 use crate::rng::{Purpose, Stream};
 use crate::sample::{Sampling, draw};
-use crate::target::{NewTokens, TargetModel};
+use crate::target::TargetModel;
 use crate::weights::host_values;
 
 /// One prompt to continue.
@@ -119,19 +119,16 @@ fn last_logits(
     rows: &[&[u32]],
     cache: &mut crate::target::KvCache,
 ) -> Vec<f32> {
-    let device = target.device();
-    let new = NewTokens::new(rows, device);
-    let len = new.ids.dims()[1];
-    let last = new
-        .lens
+    let len = rows.iter().map(|row| row.len()).max().unwrap_or(0);
+    let last = rows
         .iter()
         .enumerate()
-        .map(|(row, real)| row * len + real - 1);
-    let indices = crate::batch::index_tensor(last, device);
+        .map(|(index, row)| index * len + row.len() - 1);
+    let indices = crate::batch::index_tensor(last, target.device());
     let none = StateSpec {
         aux_layer_ids: Vec::new(),
     };
-    let hidden = target.forward_cached(new, &none, cache).final_hidden;
+    let hidden = target.forward_cached(rows, &none, cache).final_hidden;
     let rows = hidden.flatten::<2>(0, 1).select(0, indices);
     host_values(&target.ends().logits(rows))
 }

@@ -320,8 +320,7 @@ fn loud_ends(world: &World) -> TargetEnds {
     let tokens = draftsmith_models::batch::TokenBatch {
         rows: world.rows.clone(),
     };
-    let ids = tokens.ids(world.target.device());
-    let states = world.target.forward(ids, &world.source().spec);
+    let states = world.target.forward(&tokens.ids(), &world.source().spec);
     let mut ends = world.target.ends().clone();
     let logits = host_values(&ends.logits(states.final_hidden.flatten::<2>(0, 1)));
     let largest = logits

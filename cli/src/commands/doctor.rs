@@ -139,8 +139,7 @@ fn parity_check(session: &Session, run: &DrafterRun) -> anyhow::Result<Check> {
     };
     let drafter = AnyDrafter::init(&run.config, context, 0, session.device())?;
     let tokens = made_up_rows(session.spec().vocab_size);
-    let ids = tokens.ids(session.device());
-    let states = target.forward(ids, &drafter.state_spec());
+    let states = target.forward(&tokens.ids(), &drafter.state_spec());
     let batch = DraftBatch { tokens, states };
     let parity = replay(&drafter, &batch, target.ends(), Rounds::Varying);
     Ok(Check::new(

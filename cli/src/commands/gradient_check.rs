@@ -107,7 +107,7 @@ fn forward_difference(
     let want = run.config.check(session.spec())?;
     let tokens = TokenBatch { rows };
     let [(states, logits), (other_states, other_logits)] = targets.map(|target| {
-        let states = target.forward(tokens.ids(target.device()), &want);
+        let states = target.forward(&tokens.ids(), &want);
         let rows = states.final_hidden.clone().flatten::<2>(0, 1);
         let logits = host_values(&target.ends().logits(rows));
         let aux = host_values(&states.aux);

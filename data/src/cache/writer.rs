@@ -389,8 +389,7 @@ impl Work<'_> {
             let tokens = TokenBatch {
                 rows: batch.iter().map(|&index| rows[index].clone()).collect(),
             };
-            let ids = tokens.ids(self.target.device());
-            let states = HostStates::read(&self.target.forward(ids, self.spec));
+            let states = HostStates::read(&self.target.forward(&tokens.ids(), self.spec));
             let mut of_batch = Vec::with_capacity(batch.len());
             for (place, row) in tokens.rows.iter().enumerate() {
                 let (row, zeros) = stored_row(row, &states, place)?;

@@ -42,8 +42,7 @@ impl HiddenStateSource for OnlineSource {
 
     fn states(&self, batch: &TokenBatch) -> Result<TargetStates, DataError> {
         check_marks(batch)?;
-        let ids = batch.ids(self.target.device());
-        let states = self.target.forward(ids, &self.spec);
+        let states = self.target.forward(&batch.ids(), &self.spec);
         Ok(TargetStates {
             aux: states.aux.cast(FloatDType::F32),
             final_hidden: states.final_hidden.cast(FloatDType::F32),

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use draftsmith_models::batch::{StateSpec, TargetStates, index_tensor};
 use draftsmith_models::generate::FinishReason;
-use draftsmith_models::target::{KvCache, NewTokens};
+use draftsmith_models::target::KvCache;
 use draftsmith_models::weights::host_values;
 
 use super::{DecodeSettings, Decoder, Round, Sequence, SequenceRecord, TimeSplit};
@@ -222,8 +222,7 @@ impl<'a, 'p> Batch<'a, 'p> {
         if self.decoder.settings.batch_invariant {
             return target.forward_alone(&rows, &self.want, &mut self.cache);
         }
-        let new = NewTokens::new(&rows, target.device());
-        target.forward_cached(new, &self.want, &mut self.cache)
+        target.forward_cached(&rows, &self.want, &mut self.cache)
     }
 
     /// Logits of entries `starts[b] .. starts[b] + nums[b]` of every row, flat `[sum(nums) * V]`.

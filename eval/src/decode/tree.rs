@@ -64,7 +64,7 @@ impl Batch<'_, '_> {
     }
 
     fn tree_tokens(&self, trees: &[DraftTree]) -> TreeTokens {
-        let rows: Vec<Vec<u32>> = self
+        let ids = self
             .rows
             .iter()
             .zip(trees)
@@ -77,7 +77,6 @@ impl Batch<'_, '_> {
                     .collect()
             })
             .collect();
-        let rows: Vec<&[u32]> = rows.iter().map(Vec::as_slice).collect();
         let parents = |tree: &DraftTree| {
             let entry = |parent: &Option<usize>| parent.map_or(0, |parent| parent + 1);
             std::iter::once(0)
@@ -85,7 +84,7 @@ impl Batch<'_, '_> {
                 .collect()
         };
         TreeTokens {
-            ids: padded_ids(&rows, self.decoder.target.device()),
+            ids,
             parents: trees.iter().map(parents).collect(),
         }
     }

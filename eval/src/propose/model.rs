@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use draftsmith_models::batch::{StateSpec, index_tensor};
 use draftsmith_models::drafter::Committed;
-use draftsmith_models::target::{KvCache, NewTokens, TargetModel};
+use draftsmith_models::target::{KvCache, TargetModel};
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::host_values;
 
@@ -55,18 +55,16 @@ impl<'a> ModelProposer<'a> {
         for (read, new) in state.read.iter_mut().zip(new) {
             read.extend_from_slice(new);
         }
-        let device = self.model.device();
-        let tokens = NewTokens::new(new, device);
-        let len = tokens.ids.dims()[1];
+        let len = new.iter().map(|new| new.len()).max().unwrap_or(0);
         let last = new
             .iter()
             .enumerate()
             .map(|(row, new)| row * len + new.len() - 1);
-        let last = index_tensor(last, device);
+        let last = index_tensor(last, self.model.device());
         let want = StateSpec {
             aux_layer_ids: Vec::new(),
         };
-        let states = self.model.forward_cached(tokens, &want, &mut state.cache);
+        let states = self.model.forward_cached(new, &want, &mut state.cache);
         let rows = states.final_hidden.flatten::<2>(0, 1).select(0, last);
         host_values(&self.model.ends().logits(rows))
     }

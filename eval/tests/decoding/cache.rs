@@ -28,9 +28,7 @@ impl Forced<'_> {
     fn recomputed(&self, tokens: &[u32]) -> DraftState {
         let device = self.target.device();
         let known = tokens.len() - 1;
-        let states = self
-            .target
-            .forward(padded_ids(&[tokens], device), &self.drafter.state_spec());
+        let states = self.target.forward(&[tokens], &self.drafter.state_spec());
         let mut state = self.drafter.open(1, known + 1);
         let committed = Committed {
             aux: states.aux.narrow(1, 0, known),

@@ -57,8 +57,7 @@ impl World {
     fn calibrate(&self, drafter: &AnyDrafter) -> Calibration {
         let candidate = self.candidate(drafter, None);
         calibrate(candidate, &self.rows, &exact_settings(), |tokens| {
-            let ids = tokens.ids(self.target.device());
-            Ok(self.target.forward(ids, &drafter.state_spec()))
+            Ok(self.target.forward(&tokens.ids(), &drafter.state_spec()))
         })
         .unwrap()
     }
@@ -66,8 +65,7 @@ impl World {
     fn exact(&self, drafter: &AnyDrafter, calibration: Option<&Calibration>) -> ExactReport {
         let candidate = self.candidate(drafter, calibration);
         exact_with(candidate, &self.rows, &exact_settings(), |tokens| {
-            let ids = tokens.ids(self.target.device());
-            Ok(self.target.forward(ids, &drafter.state_spec()))
+            Ok(self.target.forward(&tokens.ids(), &drafter.state_spec()))
         })
         .unwrap()
     }

@@ -73,7 +73,7 @@ pub(crate) fn measure_by(
         ..ExactSettings::default()
     };
     exact_with(candidate, rows, &settings, |tokens| {
-        Ok(target.forward(tokens.ids(target.device()), &drafter.state_spec()))
+        Ok(target.forward(&tokens.ids(), &drafter.state_spec()))
     })
     .unwrap()
 }
@@ -287,7 +287,7 @@ fn the_largest_gamma_is_the_drafters_number_of_depths() {
     let batch = draftsmith_models::batch::TokenBatch {
         rows: rows(&prompts(1), &plain(&target, &prompts(1), &settings(0.0, 1))),
     };
-    let states = target.forward(batch.ids(target.device()), &drafter.state_spec());
+    let states = target.forward(&batch.ids(), &drafter.state_spec());
     let batch = draftsmith_models::batch::DraftBatch {
         tokens: batch,
         states,

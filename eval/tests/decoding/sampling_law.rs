@@ -169,9 +169,8 @@ fn model_law(target: &TargetModel, prompt: &[u32]) -> Vec<f64> {
         let want = StateSpec {
             aux_layer_ids: Vec::new(),
         };
-        let ids = draftsmith_models::batch::padded_ids(&refs, target.device());
-        let [num, len] = ids.dims();
-        let hidden = target.forward(ids, &want).final_hidden;
+        let hidden = target.forward(&refs, &want).final_hidden;
+        let [num, len, _] = hidden.dims();
         let last = hidden.narrow(1, len - 1, 1).reshape([num as i32, -1]);
         let logits = host_values(&target.ends().logits(last));
         let probabilities = |row: &[f32]| Sampling::default().probabilities(row);

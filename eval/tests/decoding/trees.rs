@@ -4,10 +4,10 @@ use draftsmith_eval::acceptance::Acceptance;
 use draftsmith_eval::decode::{DecodeSettings, SequenceRecord};
 use draftsmith_eval::propose::tree::TreeShape;
 use draftsmith_eval::propose::{DrafterProposer, NoProposer, SuffixLookup};
-use draftsmith_models::batch::{StateSpec, padded_ids};
+use draftsmith_models::batch::StateSpec;
 use draftsmith_models::rng::{Purpose, Stream};
+use draftsmith_models::target::TargetModel;
 use draftsmith_models::target::tree::TreeTokens;
-use draftsmith_models::target::{NewTokens, TargetModel};
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::host_values;
 
@@ -23,7 +23,7 @@ fn want() -> StateSpec {
 
 /// Final and captured states of the last token of a text, from a pass over all of it.
 fn last_states(target: &TargetModel, text: &[u32]) -> Vec<f32> {
-    let states = target.forward(padded_ids(&[text], target.device()), &want());
+    let states = target.forward(&[text], &want());
     let last = text.len() - 1;
     let take = |x: burn::tensor::Tensor<3>| host_values(&x.narrow(1, last, 1));
     [take(states.aux), take(states.final_hidden)].concat()
@@ -53,13 +53,12 @@ fn every_entry_of_a_tree_is_computed_as_if_alone() {
     let texts = [ids(5), ids(9)];
     let rows: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
     let mut cache = target.new_cache(2, 40);
-    target.forward_cached(NewTokens::new(&rows, target.device()), &want(), &mut cache);
+    target.forward_cached(&rows, &want(), &mut cache);
     // Entry 0 is the last committed token, which no state exists of yet.
     let parents = vec![vec![0, 0, 0, 1, 1, 3, 2], vec![0, 0, 1, 1, 0]];
     let entries = [ids(7), ids(5)];
-    let rows: Vec<&[u32]> = entries.iter().map(Vec::as_slice).collect();
     let tokens = TreeTokens {
-        ids: padded_ids(&rows, target.device()),
+        ids: entries.to_vec(),
         parents: parents.clone(),
     };
     let pass = target.forward_tree(&tokens, &want(), &cache);
@@ -90,7 +89,7 @@ fn every_entry_of_a_tree_is_computed_as_if_alone() {
     assert_eq!(states.final_hidden.dims()[1], 4);
     let next = ids(2);
     let rows = [&next[..1], &next[1..]];
-    let after = target.forward_cached(NewTokens::new(&rows, target.device()), &want(), &mut cache);
+    let after = target.forward_cached(&rows, &want(), &mut cache);
     for row in 0..2 {
         let mut text = text_of(row, &paths[row]);
         text.push(next[row]);

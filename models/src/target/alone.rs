@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use crate::batch::{StateSpec, TargetStates};
-use crate::target::{KvCache, NewTokens, TargetModel};
+use crate::target::{KvCache, TargetModel};
 
 impl TargetModel {
     /// As [`TargetModel::forward_cached`], but bit for bit the same whatever else is computed: a matrix product
@@ -20,10 +20,9 @@ impl TargetModel {
         for (index, row) in rows.iter().enumerate() {
             let mut own = cache.row(index);
             let pass_len = if own.lens() == [0] { row.len() } else { 1 };
-            let passes = row.chunks(pass_len.max(1)).map(|tokens| {
-                let new = NewTokens::new(&[tokens], self.device());
-                self.forward_cached(new, want, &mut own)
-            });
+            let passes = row
+                .chunks(pass_len.max(1))
+                .map(|tokens| self.forward_cached(&[tokens], want, &mut own));
             states.push(joined(passes.collect(), longest));
             cache.set_row(index, own);
         }

@@ -4,11 +4,12 @@ use std::path::Path;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
-use crate::batch::{StateSpec, TargetStates};
+use crate::batch::{StateSpec, TargetStates, padded_ids};
 use crate::error::ModelError;
 use crate::layers::attention::{Causal, HeadShape, attend};
 use crate::layers::linear::{gated_mlp, linear};
 use crate::layers::norm::rms_norm;
+use crate::layers::ragged::Ragged;
 use crate::layers::rope::{RopeAngles, RopeTable};
 use crate::target::config::TargetSpec;
 use crate::target::ends::TargetEnds;
@@ -29,23 +30,12 @@ pub struct TargetModel {
     device: Device,
 }
 
-/// New tokens for a forward pass.
-#[derive(Clone, Debug)]
-pub struct NewTokens {
-    /// Ids `[B, S]`, padded on the right.
-    pub ids: Tensor<2, Int>,
-    /// Real tokens in each row, at most S; only these are committed to a cache.
-    pub lens: Vec<usize>,
-}
-
-impl NewTokens {
-    /// Rows of ids, padded on the right.
-    pub fn new(rows: &[&[u32]], device: &Device) -> Self {
-        Self {
-            ids: crate::batch::padded_ids(rows, device),
-            lens: rows.iter().map(|row| row.len()).collect(),
-        }
-    }
+/// Where the tokens of a pass are; all blocks share it. Everything but attention is computed for real tokens only,
+/// flat `[1, N, ..]`; attention pads the rows to the longest.
+pub(super) struct Places {
+    rows: Ragged,
+    /// At the positions of the padded rows, `[B, S, D]`.
+    angles: RopeAngles,
 }
 
 #[derive(Clone, Debug)]
@@ -151,60 +141,63 @@ impl TargetModel {
         KvCache::new(shape, self.dtype, &self.device)
     }
 
-    /// Runs whole documents, padded on the right, and returns the states of every position.
+    /// Runs whole documents and returns the states of every position, `[B, S, ..]` with S the length of the longest.
     ///
-    /// `ids` `[B, S]`; padding never influences a real position, because attention is causal.
-    pub fn forward(&self, ids: Tensor<2, Int>, want: &StateSpec) -> TargetStates {
-        let starts = vec![0; ids.dims()[0]];
-        self.run(ids, &starts, want, None)
+    /// No row may be empty. States behind the end of a row repeat those of its first token.
+    pub fn forward(&self, rows: &[&[u32]], want: &StateSpec) -> TargetStates {
+        self.run(rows, &vec![0; rows.len()], want, None)
     }
 
-    /// Runs new tokens after those in `cache`, commits them and returns their states `[B, S, ..]`.
+    /// Runs new tokens after those in `cache`, commits them and returns their states, as [`TargetModel::forward`] does.
     pub fn forward_cached(
         &self,
-        new: NewTokens,
+        new: &[&[u32]],
         want: &StateSpec,
         cache: &mut KvCache,
     ) -> TargetStates {
         let starts = cache.lens().to_vec();
-        let states = self.run(new.ids, &starts, want, Some(cache));
-        for (row, len) in new.lens.iter().enumerate() {
-            cache.advance(row, *len);
+        let states = self.run(new, &starts, want, Some(cache));
+        for (row, new) in new.iter().enumerate() {
+            cache.advance(row, new.len());
         }
         states
     }
 
     fn run(
         &self,
-        ids: Tensor<2, Int>,
+        rows: &[&[u32]],
         starts: &[usize],
         want: &StateSpec,
         mut cache: Option<&mut KvCache>,
     ) -> TargetStates {
-        let [_, len] = ids.dims();
-        let angles = self.angles(positions(starts, len, &self.device));
+        let len = rows.iter().map(|row| row.len()).max().unwrap_or(0);
+        let places = self.places(rows, positions(starts, len, &self.device));
         let num_keys = starts.iter().max().copied().unwrap_or(0) + len;
         let causal = Causal::new(starts, len, num_keys);
-        self.through_blocks(ids, want, |index, block, hidden| {
+        self.through_blocks(rows, &places, want, |index, block, hidden| {
             let layer_cache = cache.as_deref_mut().map(|cache| (cache, index));
-            block.forward(&self.spec, hidden, &angles, &causal, layer_cache)
+            block.forward(&self.spec, hidden, &places, &causal, layer_cache)
         })
     }
 
-    /// Rotary angles at positions `[B, S]`.
-    pub(super) fn angles(&self, positions: Tensor<2, Int>) -> RopeAngles {
-        self.rope.at(positions)
+    /// Rows whose tokens are at `positions` `[B, S]`, those of the padding included.
+    pub(super) fn places(&self, rows: &[&[u32]], positions: Tensor<2, Int>) -> Places {
+        Places {
+            rows: Ragged::new(rows.iter().map(|row| row.len()).collect()),
+            angles: self.rope.at(positions),
+        }
     }
 
-    /// Embeds `ids` `[B, S]`, runs `block` for every block and keeps the wanted outputs.
+    /// Embeds the tokens, runs `run_block` for every block on states `[1, N, H]` and returns the wanted outputs,
+    /// padded `[B, S, ..]`.
     pub(super) fn through_blocks(
         &self,
-        ids: Tensor<2, Int>,
+        rows: &[&[u32]],
+        places: &Places,
         want: &StateSpec,
         mut run_block: impl FnMut(usize, &Block, Tensor<3>) -> Tensor<3>,
     ) -> TargetStates {
-        let [_, len] = ids.dims();
-        let mut hidden = self.ends.embed(ids);
+        let mut hidden = self.ends.embed(padded_ids(&[&rows.concat()], &self.device));
         let mut captured = Vec::with_capacity(want.aux_layer_ids.len());
         for (index, block) in self.blocks.iter().enumerate() {
             hidden = run_block(index, block, hidden);
@@ -212,14 +205,16 @@ impl TargetModel {
                 captured.push(hidden.clone());
             }
         }
+        let final_hidden = places.rows.pad(hidden);
+        let [num_rows, len, _] = final_hidden.dims();
         let aux = match captured.len() {
             // No block is captured, as in plain generation: `[B, S, 0]`, which `narrow` refuses to make.
-            0 => Tensor::zeros([hidden.dims()[0], len, 0], (&self.device, hidden.dtype())),
-            _ => Tensor::cat(captured, 2),
+            0 => Tensor::zeros([num_rows, len, 0], (&self.device, final_hidden.dtype())),
+            _ => places.rows.pad(Tensor::cat(captured, 2)),
         };
         TargetStates {
             aux,
-            final_hidden: hidden,
+            final_hidden,
             teacher: None,
         }
     }
@@ -234,7 +229,7 @@ pub fn positions(starts: &[usize], len: usize, device: &Device) -> Tensor<2, Int
     Tensor::from_data(TensorData::new(flat, [starts.len(), len]), device)
 }
 
-/// Rotated queries and keys, and values, `[B, heads, S, D]` each.
+/// Rotated queries and keys, and values, `[B, heads, S, D]` each; padding repeats the first token of its row.
 struct Heads {
     q: Tensor<4>,
     k: Tensor<4>,
@@ -246,16 +241,17 @@ impl Block {
         &self,
         spec: &TargetSpec,
         hidden: Tensor<3>,
-        angles: &RopeAngles,
+        places: &Places,
         causal: &Causal,
         cache: Option<(&mut KvCache, usize)>,
     ) -> Tensor<3> {
-        let Heads { q, k, v } = self.heads(spec, hidden.clone(), angles);
+        let Heads { q, k, v } = self.heads(spec, hidden.clone(), places);
         let (k, v) = match cache {
             Some((cache, layer)) => cache.append(layer, k, v),
             None => (k, v),
         };
-        self.finish(spec, hidden, attend(spec.heads(), q, k, v, causal))
+        let mixed = attend(spec.heads(), q, k, v, causal);
+        self.finish(spec, hidden, mixed, places)
     }
 
     /// New entries of a tree behind the `cached` keys and values; also returns theirs.
@@ -263,23 +259,24 @@ impl Block {
         &self,
         spec: &TargetSpec,
         hidden: Tensor<3>,
-        angles: &RopeAngles,
+        places: &Places,
         attention: &TreeAttention,
         cached: (Tensor<4>, Tensor<4>),
     ) -> (Tensor<3>, (Tensor<4>, Tensor<4>)) {
-        let Heads { q, k, v } = self.heads(spec, hidden.clone(), angles);
+        let Heads { q, k, v } = self.heads(spec, hidden.clone(), places);
         let own = (k, v);
         let mixed = attention.attend(spec.heads(), q, cached, own.clone());
-        (self.finish(spec, hidden, mixed), own)
+        (self.finish(spec, hidden, mixed, places), own)
     }
 
-    fn heads(&self, spec: &TargetSpec, hidden: Tensor<3>, angles: &RopeAngles) -> Heads {
+    fn heads(&self, spec: &TargetSpec, hidden: Tensor<3>, places: &Places) -> Heads {
         let heads = spec.heads();
         let eps = spec.rms_norm_eps;
         let x = rms_norm(hidden, self.input_norm.clone(), eps);
-        let q = HeadShape::split(self.q.apply(x.clone()), heads.num_heads);
-        let k = HeadShape::split(self.k.apply(x.clone()), heads.num_kv_heads);
-        let v = HeadShape::split(self.v.apply(x), heads.num_kv_heads);
+        let split = |flat, num_heads| HeadShape::split(places.rows.pad(flat), num_heads);
+        let q = split(self.q.apply(x.clone()), heads.num_heads);
+        let k = split(self.k.apply(x.clone()), heads.num_kv_heads);
+        let v = split(self.v.apply(x), heads.num_kv_heads);
         let (q, k) = match &self.qk_norm {
             Some((q_norm, k_norm)) => (
                 rms_norm(q, q_norm.clone(), eps),
@@ -288,15 +285,22 @@ impl Block {
             None => (q, k),
         };
         Heads {
-            q: angles.rotate(q),
-            k: angles.rotate(k),
+            q: places.angles.rotate(q),
+            k: places.angles.rotate(k),
             v,
         }
     }
 
     /// What follows attention `[B, heads, S, D]`.
-    fn finish(&self, spec: &TargetSpec, hidden: Tensor<3>, mixed: Tensor<4>) -> Tensor<3> {
-        let hidden = hidden + linear(HeadShape::merge(mixed), self.o.clone());
+    fn finish(
+        &self,
+        spec: &TargetSpec,
+        hidden: Tensor<3>,
+        mixed: Tensor<4>,
+        places: &Places,
+    ) -> Tensor<3> {
+        let mixed = places.rows.flatten(HeadShape::merge(mixed));
+        let hidden = hidden + linear(mixed, self.o.clone());
         let x = rms_norm(hidden.clone(), self.mlp_norm.clone(), spec.rms_norm_eps);
         hidden + gated_mlp(x, self.gate.clone(), self.up.clone(), self.down.clone())
     }

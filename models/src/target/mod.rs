@@ -9,5 +9,5 @@ pub mod tree;
 
 pub use config::TargetSpec;
 pub use ends::TargetEnds;
-pub use forward::{NewTokens, TargetModel};
+pub use forward::TargetModel;
 pub use kv_cache::KvCache;

@@ -4,7 +4,7 @@
 //! sees the cached text, its ancestors and itself, and stands at the position of its depth. Nothing is cached until a path
 //! through the tree is committed.
 
-use burn::tensor::{FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 use super::KvCache;
 use super::forward::TargetModel;
@@ -14,8 +14,8 @@ use crate::layers::attention::{Causal, HeadShape, MASKED, scores};
 /// Tokens of every row with their parents.
 #[derive(Clone, Debug)]
 pub struct TreeTokens {
-    /// Ids `[B, S]`, padded on the right.
-    pub ids: Tensor<2, Int>,
+    /// Ids of every row, none of them empty.
+    pub ids: Vec<Vec<u32>>,
     /// Parent of every entry of each row, before its child; entry 0 is its own. Padding hangs on entry 0.
     pub parents: Vec<Vec<usize>>,
 }
@@ -38,8 +38,8 @@ pub(super) struct TreeAttention {
 }
 
 impl TreeAttention {
-    fn new(tokens: &TreeTokens, starts: &[usize]) -> Self {
-        let len = tokens.ids.dims()[1];
+    fn new(tokens: &TreeTokens, starts: &[usize], device: &Device) -> Self {
+        let len = tokens.padded_len();
         let longest = starts.iter().max().copied().unwrap_or(0);
         let visible = starts.iter().flat_map(|&start| vec![0..start; len]);
         let mut mask = vec![MASKED; starts.len() * len * len];
@@ -57,7 +57,7 @@ impl TreeAttention {
         let shape = [starts.len(), 1, len, len];
         Self {
             past: Causal::seeing(visible, starts.len(), longest),
-            mask: Tensor::from_data(TensorData::new(mask, shape), &tokens.ids.device()),
+            mask: Tensor::from_data(TensorData::new(mask, shape), device),
         }
     }
 
@@ -84,9 +84,14 @@ impl TreeAttention {
 }
 
 impl TreeTokens {
+    /// Entries of the largest tree, S.
+    fn padded_len(&self) -> usize {
+        self.ids.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
     /// Positions `[B, S]` of entries behind `starts[b]` cached tokens.
-    fn positions(&self, starts: &[usize]) -> Tensor<2, Int> {
-        let len = self.ids.dims()[1];
+    fn positions(&self, starts: &[usize], device: &Device) -> Tensor<2, Int> {
+        let len = self.padded_len();
         let mut positions = Vec::with_capacity(starts.len() * len);
         for (parents, start) in self.parents.iter().zip(starts) {
             let mut depths = vec![0; len];
@@ -96,7 +101,7 @@ impl TreeTokens {
             positions.extend(depths.iter().map(|depth| (start + depth) as i32));
         }
         let shape = [starts.len(), len];
-        Tensor::from_data(TensorData::new(positions, shape), &self.ids.device())
+        Tensor::from_data(TensorData::new(positions, shape), device)
     }
 }
 
@@ -104,12 +109,14 @@ impl TargetModel {
     /// Runs a tree of tokens behind those in `cache`, which stays as it is.
     pub fn forward_tree(&self, tokens: &TreeTokens, want: &StateSpec, cache: &KvCache) -> TreePass {
         let starts = cache.lens();
-        let attention = TreeAttention::new(tokens, starts);
-        let angles = self.angles(tokens.positions(starts));
+        let device = self.device();
+        let attention = TreeAttention::new(tokens, starts, device);
+        let rows: Vec<&[u32]> = tokens.ids.iter().map(Vec::as_slice).collect();
+        let places = self.places(&rows, tokens.positions(starts, device));
         let mut layers = Vec::new();
-        let states = self.through_blocks(tokens.ids.clone(), want, |index, block, hidden| {
+        let states = self.through_blocks(&rows, &places, want, |index, block, hidden| {
             let (hidden, own) =
-                block.forward_tree(self.spec(), hidden, &angles, &attention, cache.layer(index));
+                block.forward_tree(self.spec(), hidden, &places, &attention, cache.layer(index));
             layers.push(own);
             hidden
         });

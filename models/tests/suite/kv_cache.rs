@@ -2,7 +2,7 @@
 
 use draftsmith_models::batch::{StateSpec, TokenBatch};
 use draftsmith_models::rng::{Purpose, Stream};
-use draftsmith_models::target::{KvCache, NewTokens, TargetModel};
+use draftsmith_models::target::{KvCache, TargetModel};
 
 use crate::support::{assert_close, at, largest, row, states_of, tiny_target};
 
@@ -40,7 +40,7 @@ fn feed(
     let want = StateSpec {
         aux_layer_ids: LAYERS.to_vec(),
     };
-    let states = target.forward_cached(NewTokens::new(pieces, target.device()), &want, cache);
+    let states = target.forward_cached(pieces, &want, cache);
     for (index, piece) in pieces.iter().enumerate() {
         assert_eq!(cache.lens()[index], starts[index] + piece.len());
         for place in (0..piece.len()).filter(|_| compare) {

@@ -133,7 +133,7 @@ pub(crate) fn states_of(
     let want = StateSpec {
         aux_layer_ids: aux_layer_ids.to_vec(),
     };
-    target.forward(batch.ids(target.device()), &want)
+    target.forward(&batch.ids(), &want)
 }
 
 /// The values of row `row` and position `position` of `[B, S, W]`.

@@ -385,11 +385,10 @@ fn a_mimo_target_computes_what_a_qwen2_target_of_its_weights_computes() {
     fs_err::write(mimo.path().join("config.json"), config.to_string()).unwrap();
     let mimo = load(mimo.path()).unwrap();
     let logits = |target: &TargetModel| {
-        let ids = draftsmith_models::batch::padded_ids(&[&[3, 1, 4, 1, 5]], &Device::flex());
         let none = draftsmith_models::batch::StateSpec {
             aux_layer_ids: Vec::new(),
         };
-        let states = target.forward(ids, &none);
+        let states = target.forward(&[&[3, 1, 4, 1, 5]], &none);
         let logits = target.ends().logits(states.final_hidden.flatten(0, 1));
         draftsmith_models::weights::host_values(&logits)
     };

@@ -279,9 +279,7 @@ impl HiddenStateSource for Online<'_> {
         if taken.len() == self.fails_after {
             return Err(DataError::setting("no states", "none"));
         }
-        let states = self
-            .target
-            .forward(tokens.ids(self.target.device()), &self.spec);
+        let states = self.target.forward(&tokens.ids(), &self.spec);
         let poisoned = self.poison.contains(&taken.len());
         let poison = if poisoned { f64::NAN } else { 1.0 };
         taken.push(tokens.rows.iter().map(|row| row.key.clone()).collect());
