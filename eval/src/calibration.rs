@@ -20,7 +20,7 @@ use crate::exact::{Candidate, ExactSettings, for_each_reached_slot, has_round};
 /// Name of the file in the folder of a checkpoint.
 pub const FILE: &str = "calibration.json";
 /// Version of the file.
-const FORMAT_VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 2;
 /// Draft temperatures that are tried, as multiples of the target's; 1 first, so that a tie changes nothing.
 const TEMPERATURES: [f64; 11] = [1.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35, 1.5, 1.75];
 /// Cuts that are tried then: tokens below this share of the drafter's most probable one are not drafted.
@@ -33,6 +33,9 @@ pub struct Calibration {
     format_version: u32,
     /// Temperature and truncation of the text and the decoding that it was chosen for.
     pub sampling: Sampling,
+    /// The best temperature for all depths together, as a multiple of the target's and without a cut: what exported weights can
+    /// hold. None where the target's own is best.
+    pub shared_temperature: Option<f64>,
     /// One entry a depth; deeper drafts are drawn as those of the last.
     pub depths: Vec<DepthCalibration>,
 }
@@ -56,6 +59,20 @@ impl Calibration {
     pub fn at(&self, sampling: Sampling, depth: usize) -> Sampling {
         let entry = self.depths.get(depth).or(self.depths.last());
         entry.map_or(sampling, |entry| entry.apply(sampling))
+    }
+
+    /// The shared temperature at every depth, and no cut.
+    #[must_use]
+    pub fn shared(&self) -> Self {
+        let flat = |depth: &DepthCalibration| DepthCalibration {
+            temperature: self.shared_temperature.unwrap_or(1.0),
+            cut: 0.0,
+            ..*depth
+        };
+        Self {
+            depths: self.depths.iter().map(flat).collect(),
+            ..self.clone()
+        }
     }
 
     /// Writes it into the folder of a checkpoint.
@@ -90,12 +107,13 @@ impl Calibration {
             return Ok(None);
         }
         let found: Self = file::read_json(&path)?;
+        let is_positive = |temperature: f64| temperature.is_finite() && temperature > 0.0;
         let is_valid = |depth: &DepthCalibration| {
-            depth.temperature.is_finite()
-                && depth.temperature > 0.0
-                && (0.0..=1.0).contains(&depth.cut)
+            is_positive(depth.temperature) && (0.0..=1.0).contains(&depth.cut)
         };
-        if found.format_version != FORMAT_VERSION || !found.depths.iter().all(is_valid) {
+        let is_whole =
+            found.shared_temperature.is_none_or(is_positive) && found.depths.iter().all(is_valid);
+        if found.format_version != FORMAT_VERSION || !is_whole {
             let reason = format!(
                 "format version {}, or a temperature or cut out of range; expected version {FORMAT_VERSION}",
                 found.format_version
@@ -172,6 +190,7 @@ pub fn calibrate(
     Ok(Calibration {
         format_version: FORMAT_VERSION,
         sampling: settings.sampling,
+        shared_temperature: temperatures.best_shared(&TEMPERATURES),
         depths,
     })
 }
@@ -246,6 +265,21 @@ impl Search {
         self.sums[depth]
             .get(option)
             .map_or(0.0, |sum| sum / self.weights[depth].max(f64::MIN_POSITIVE))
+    }
+
+    /// The option with the largest overlaps over all depths, each slot weighted by its reach: with reach held fixed, the most
+    /// accepted drafts a round. None where it is the first.
+    fn best_shared(&self, options: &[f64]) -> Option<f64> {
+        let total = |option: usize| self.sums.iter().map(|sums| sums[option]).sum::<f64>();
+        let pick = |best: usize, option: usize| {
+            if total(option) > total(best) {
+                option
+            } else {
+                best
+            }
+        };
+        let best = (0..options.len()).reduce(pick).unwrap_or(0);
+        (best > 0).then(|| options[best])
     }
 
     /// The best option of every depth and its mean overlap; the first of equals.

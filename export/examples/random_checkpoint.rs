@@ -67,7 +67,7 @@ fn main() -> Outcome<()> {
         dtype: ExportDtype::F32,
         ..ExportConfig::default()
     };
-    export_all(&folder, target, &out.join("export"), &settings)?;
+    export_all(&folder, target, &out.join("export"), &settings, None)?;
     Ok(())
 }
 

@@ -18,6 +18,8 @@ pub struct ExportConfig {
     pub target_name: Option<String>,
     /// Drafted tokens a round that the configuration proposes; unset means as many as were trained.
     pub speculative_tokens: Option<usize>,
+    /// Divide the logits by the draft temperature that `draftsmith calibrate` found, for engines that draw drafts.
+    pub calibrated: bool,
 }
 
 impl Default for ExportConfig {
@@ -31,6 +33,7 @@ impl Default for ExportConfig {
             dtype: ExportDtype::Bf16,
             target_name: None,
             speculative_tokens: None,
+            calibrated: true,
         }
     }
 }

@@ -28,6 +28,7 @@ pub mod speculators;
 mod stitch;
 pub mod target;
 mod target_head;
+pub mod temper;
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -101,7 +102,7 @@ pub const EXPORTERS: &[&dyn Exporter] =
     &[&native::Native, &speculators::Speculators, &target::Target];
 
 /// What was written.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExportReport {
     /// Name of the layout.
     pub format: String,
@@ -109,6 +110,8 @@ pub struct ExportReport {
     pub folder: PathBuf,
     /// Tensors in the file, in its order.
     pub tensors: Vec<ExportedTensor>,
+    /// The draft temperature that its logits were divided by.
+    pub draft_temperature: Option<f64>,
     /// What a user should know before serving it, one sentence each.
     pub warnings: Vec<String>,
 }
@@ -183,7 +186,8 @@ pub fn check(
     Ok(())
 }
 
-/// Writes every layout of `config.formats` that can hold the drafter into its own folder below `out_root`.
+/// Writes every layout of `config.formats` that can hold the drafter into its own folder below `out_root`, with logits
+/// divided by `draft_temperature` where they can be ([`temper`]).
 ///
 /// # Errors
 /// As [`export`]; layouts finished before a failure stay valid.
@@ -192,12 +196,13 @@ pub fn export_all(
     target: &Path,
     out_root: &Path,
     config: &ExportConfig,
+    draft_temperature: Option<f64>,
 ) -> Result<Vec<ExportReport>, ExportError> {
     config.validate()?;
     for format in &config.formats {
         find(format)?.check_out(&out_root.join(format), target)?;
     }
-    let source = Source::open(checkpoint, target, config)?;
+    let source = Source::open(checkpoint, target, config)?.tempered(draft_temperature);
     formats_for(&config.formats, &source.card.drafter)
         .into_iter()
         .map(|format| find(format)?.write(&source, &out_root.join(format)))
@@ -222,7 +227,12 @@ fn find(format: &str) -> Result<&'static dyn Exporter, ExportError> {
 
 impl Layout {
     /// Writes the layout `format` into `out`.
-    pub(crate) fn write(self, format: &str, out: &Path) -> Result<ExportReport, ExportError> {
+    pub(crate) fn write(
+        self,
+        format: &str,
+        out: &Path,
+        source: &Source<'_>,
+    ) -> Result<ExportReport, ExportError> {
         check_finite(&self.tensors, &out.join(folder::WEIGHTS))?;
         folder::write(out, |staging| folder::fill(staging, &self))?;
         let tensors = self.tensors.iter().map(|tensor| ExportedTensor {
@@ -234,6 +244,7 @@ impl Layout {
             format: format.to_owned(),
             folder: out.to_owned(),
             tensors: tensors.collect(),
+            draft_temperature: source.draft_temperature,
             warnings: self.warnings,
         })
     }

@@ -38,7 +38,7 @@ impl Exporter for Native {
                 });
             }
         };
-        layout?.write(self.name(), out)
+        layout?.write(self.name(), out, source)
     }
 
     fn can_hold(&self, drafter: &DrafterConfig) -> bool {

@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::config::ExportConfig;
 use crate::error::ExportError;
 use crate::names::{LayerPrefix, TensorName, tensor_names};
+use crate::temper::logit_tensors;
 
 /// A checkpoint with its target, ready to be renamed.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub struct Source<'a> {
     pub target: &'a Path,
     /// Settings of the export.
     pub config: &'a ExportConfig,
+    /// What the logits of the export are divided by.
+    pub draft_temperature: Option<f64>,
     weights: WeightFolder,
 }
 
@@ -53,8 +56,18 @@ impl<'a> Source<'a> {
             card,
             target,
             config,
+            draft_temperature: None,
             weights,
         })
+    }
+
+    /// With logits divided by `draft_temperature`, if its layouts hold what they are linear in.
+    #[must_use]
+    pub fn tempered(mut self, draft_temperature: Option<f64>) -> Self {
+        if logit_tensors(&self.card).is_some() {
+            self.draft_temperature = draft_temperature;
+        }
+        self
     }
 
     /// The drafter's tensors under foreign names, in the type of the export.
@@ -72,13 +85,21 @@ impl<'a> Source<'a> {
         Ok(self.named(&name.foreign, &name.shape, &self.values(name)?))
     }
 
-    /// A tensor of the checkpoint in f32.
+    /// A tensor of the checkpoint in f32, tempered where the logits are linear in it.
     ///
     /// # Errors
     /// [`ModelError`] when it is missing, misshapen or not finite.
     pub(crate) fn values(&self, name: &TensorName) -> Result<Vec<f32>, ExportError> {
         let values = self.weights.float_data(&name.ours, &name.shape)?;
-        Ok(float_values(values))
+        let mut values = float_values(values);
+        let linear = logit_tensors(&self.card).unwrap_or_default();
+        let is_linear = linear.contains(&name.ours.as_str());
+        if let (true, Some(temperature)) = (is_linear, self.draft_temperature) {
+            for value in &mut values {
+                *value = (f64::from(*value) / temperature) as f32;
+            }
+        }
+        Ok(values)
     }
 
     /// The target's embedding `[V, H]` under the foreign name `name`, from the target's own file.

@@ -37,7 +37,7 @@ impl Exporter for Speculators {
                 family: other.family(),
             }),
         };
-        layout?.write(self.name(), out)
+        layout?.write(self.name(), out, source)
     }
 
     /// Not MTP: the package has a layout for it, but no engine reads that. Not EAGLE-3 without captured states:

@@ -75,6 +75,7 @@ impl Exporter for Target {
             format: NAME.to_owned(),
             folder: out.to_owned(),
             tensors,
+            draft_temperature: source.draft_temperature,
             warnings: warnings(source),
         })
     }

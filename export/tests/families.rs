@@ -12,8 +12,12 @@ mod common;
 mod stitch;
 
 use common::{Case, Wanted};
-use draftsmith_export::{ExportConfig, ExportError, check, export, formats_for};
+use draftsmith_export::temper::logit_tensors;
+use draftsmith_export::{ExportConfig, ExportError, check, export, export_all, formats_for};
+use draftsmith_models::checkpoint::load_card;
 use draftsmith_models::drafter::DrafterConfig;
+use draftsmith_models::weights::{NamedTensor, WeightFolder, write_safetensors};
+use safetensors::tensor::Dtype;
 use serde_json::{Value, json};
 
 const FORMATS: [&str; 2] = ["native", "speculators"];
@@ -34,6 +38,99 @@ fn dflash(layout: &str) -> Value {
     json!({
         "mask_token": 7, "num_layers": 2, "block_size": 4, "layout": layout, "aux_layer_ids": [1, 3, 6],
     })
+}
+
+/// Draft temperatures reach the logits that an engine computes, and nothing else that it reads.
+/// Red under: `"markov_out"` left out of `logit_tensors`; `"norm"` of MTP replaced by `"hidden_norm"`; `/ temperature` in
+/// `Source::values` replaced by `* temperature`.
+#[test]
+fn a_draft_temperature_divides_the_logits_of_every_family() {
+    let mut tempered = 0;
+    for family in common::families::Family::variants() {
+        for draft_ids in [None, Some(common::scattered_ids())] {
+            let case = Case::new(Wanted {
+                other: Some(family.config(3)),
+                draft_ids,
+                ..Wanted::default()
+            });
+            let card = load_card(&case.checkpoint()).unwrap();
+            let Some(linear) = logit_tensors(&card) else {
+                continue;
+            };
+            assert_logits_double(&case, linear);
+            for format in FORMATS {
+                tempered += usize::from(halve_temperature(&case, &card.drafter, format, linear));
+            }
+        }
+    }
+    assert!(tempered >= 2 * FORMATS.len(), "{tempered}");
+}
+
+/// Twice the values of `linear` give twice the logits, at every depth.
+fn assert_logits_double(case: &Case, linear: &[&str]) {
+    let doubled = case.drafter.to_tensors().into_iter().map(|tensor| {
+        let values = tensor.bytes.chunks_exact(4);
+        let values = values.map(|value| f32::from_le_bytes(value.try_into().unwrap()));
+        let is_linear = linear.contains(&tensor.name.as_str());
+        let factor = if is_linear { 2.0 } else { 1.0 };
+        let values: Vec<f32> = values.map(|value| factor * value).collect();
+        NamedTensor::float(tensor.name, &tensor.shape, &values, Dtype::F32)
+    });
+    let file = case.checkpoint().join("doubled.safetensors");
+    write_safetensors(&file, &doubled.collect::<Vec<_>>(), &[]).unwrap();
+    let weights = WeightFolder::open_file(&file).unwrap();
+    let doubled = case.drafter.clone().load_tensors(&weights).unwrap();
+    let (aux, ids) = case.context(9);
+    let run = |drafter| common::chain(drafter, &case.ends, (aux.clone(), &ids), 3).concat();
+    for (plain, doubled) in run(&case.drafter).iter().zip(run(&doubled)) {
+        // A recurrent state goes through a norm, whose epsilon is felt in the sixth digit.
+        let off = (2.0 * plain - doubled).abs();
+        let family = case.drafter.family();
+        assert!(
+            off < 1e-4 * plain.abs().max(1.0),
+            "{family}: {plain} {doubled}"
+        );
+    }
+}
+
+/// Exports at half the temperature and compares with the plain export: doubled are as many tensors as `linear` names. False
+/// where the layout has no place for the drafter.
+fn halve_temperature(case: &Case, drafter: &DrafterConfig, format: &str, linear: &[&str]) -> bool {
+    let settings = ExportConfig {
+        formats: vec![format.to_owned()],
+        ..common::f32_config()
+    };
+    if check(&settings, drafter, &case.spec, &case.target()).is_err() {
+        return false;
+    }
+    let (_, _, plain) = case.export(format);
+    let out = case.out("tempered");
+    let reports = export_all(
+        &case.checkpoint(),
+        &case.target(),
+        &out,
+        &settings,
+        Some(0.5),
+    )
+    .unwrap();
+    assert_eq!(reports[0].draft_temperature, Some(0.5));
+    let tempered = WeightFolder::open(&out.join(format)).unwrap();
+    let floats = reports[0]
+        .tensors
+        .iter()
+        .filter(|tensor| tensor.dtype == "F32");
+    let changed = floats.filter(|tensor| {
+        let read = |weights: &WeightFolder| {
+            let data = weights.float_data(&tensor.name, &tensor.shape).unwrap();
+            data.try_into_vec::<f32>().unwrap()
+        };
+        let (plain, tempered) = (read(&plain), read(&tempered));
+        let doubled: Vec<f32> = plain.iter().map(|value| 2.0 * value).collect();
+        assert!(tempered == plain || tempered == doubled, "{}", tensor.name);
+        tempered != plain
+    });
+    assert_eq!(changed.count(), linear.len(), "{format}");
+    true
 }
 
 /// Pitfall 48: the layout of the block is always written. Red under: `samples_from_anchor` returning false.

@@ -428,6 +428,7 @@ fn every_format_of_the_settings_gets_its_folder() {
         &case.target(),
         &root,
         &ExportConfig::default(),
+        None,
     )
     .unwrap();
     let names: Vec<&str> = reports

@@ -22,6 +22,8 @@ struct Calibrated {
     tau_before: f64,
     /// The same with drafts drawn as calibrated.
     tau: f64,
+    /// The same with the shared temperature alone, as exported drafters draw.
+    tau_shared: f64,
     calibration: Calibration,
 }
 
@@ -47,7 +49,7 @@ pub(super) fn calibrate(session: &Session) -> anyhow::Result<()> {
             )
         })?;
         let goes_on = || !session.interrupt().is_asked();
-        let calibration = match validator.calibrate(&drafter, goes_on) {
+        let mut calibration = match validator.calibrate(&drafter, goes_on) {
             Err(EvalError::Interrupted) => {
                 let kept = format!("nothing is written for `{name}`");
                 return Err(CliError::Interrupted(kept).into());
@@ -58,7 +60,12 @@ pub(super) fn calibrate(session: &Session) -> anyhow::Result<()> {
             let report = validator.report_of("sampling", &drafter, calibration, 0);
             report.map(|report| report.tau())
         };
-        let (tau_before, tau) = (tau(None)?, tau(Some(&calibration))?);
+        let (tau_before, tau_calibrated) = (tau(None)?, tau(Some(&calibration))?);
+        let mut tau_shared = tau(Some(&calibration.shared()))?;
+        if tau_shared <= tau_before {
+            (calibration.shared_temperature, tau_shared) = (None, tau_before);
+        }
+        let tau = tau_calibrated;
         // Depths are chosen one by one, for the rounds of uncalibrated drafts: together they might not gain.
         if tau > tau_before {
             calibration.write(&folder)?;
@@ -70,6 +77,7 @@ pub(super) fn calibrate(session: &Session) -> anyhow::Result<()> {
             checkpoint: folder.display().to_string(),
             tau_before,
             tau,
+            tau_shared,
             calibration,
         });
     }
@@ -93,6 +101,13 @@ fn render(found: &Calibrated) -> String {
             text,
             "  {depth:>5}  {:>11}  {:<4}  {:>7.4}  {:.4}",
             entry.temperature, entry.cut, entry.overlap, entry.overlap_before
+        );
+    }
+    if let Some(temperature) = found.calibration.shared_temperature {
+        let _ = writeln!(
+            text,
+            "  one temperature for all depths, as `export` writes it: {temperature} (exact tau {:.3})",
+            found.tau_shared
         );
     }
     text

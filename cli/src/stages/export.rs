@@ -1,7 +1,8 @@
 //! `export`: the best checkpoint of each drafter in the layouts that engines load.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use draftsmith_eval::calibration::Calibration;
 use draftsmith_export::{ExportReport, export_all, formats_for};
 
 use crate::run_file::DrafterRun;
@@ -22,8 +23,18 @@ impl Stage for Export {
     }
 
     fn inputs(&self, session: &Session) -> anyhow::Result<Inputs> {
-        let section = hash_section(&session.run_file().export)?;
-        Ok(Inputs::from([("[export]".to_owned(), section)]))
+        let run_file = session.run_file();
+        let section = hash_section(&run_file.export)?;
+        let mut inputs = Inputs::from([("[export]".to_owned(), section)]);
+        for drafter in &run_file.drafter.0 {
+            if super::train::has_checkpoints(session, drafter) {
+                let checkpoint = super::train::chosen_checkpoint(session, drafter)?;
+                let temperature = draft_temperature(session, &checkpoint)?;
+                let key = format!("temperature of `{}`", drafter.family());
+                inputs.insert(key, serde_json::to_string(&temperature)?);
+            }
+        }
+        Ok(inputs)
     }
 
     fn outputs(&self, session: &Session) -> anyhow::Result<Vec<PathBuf>> {
@@ -36,13 +47,37 @@ impl Stage for Export {
             let checkpoint = super::train::chosen_checkpoint(session, drafter)?;
             let out = session.drafter_folder(drafter).join("export");
             describe_missing(session, drafter);
-            let reports = export_all(&checkpoint, &run_file.target.path, &out, &run_file.export)?;
+            let temperature = draft_temperature(session, &checkpoint)?;
+            let reports = export_all(
+                &checkpoint,
+                &run_file.target.path,
+                &out,
+                &run_file.export,
+                temperature,
+            )?;
             for report in &reports {
                 describe(report, session);
+            }
+            let left_out = reports
+                .iter()
+                .any(|report| report.draft_temperature.is_none());
+            if let (true, Some(temperature)) = (left_out, temperature) {
+                session.console().warn(&format!(
+                    "`{}` drafts best at {temperature} times the target's temperature, but no layout of it can hold that",
+                    drafter.family()
+                ));
             }
         }
         Ok(())
     }
+}
+
+/// What the logits of a checkpoint are divided by: the temperature it was calibrated to, unless the settings leave that out.
+fn draft_temperature(session: &Session, checkpoint: &Path) -> anyhow::Result<Option<f64>> {
+    if !session.run_file().export.calibrated {
+        return Ok(None);
+    }
+    Ok(Calibration::read(checkpoint)?.and_then(|found| found.shared_temperature))
 }
 
 /// Folders of all exports of a run.
@@ -81,6 +116,11 @@ fn describe(report: &ExportReport, session: &Session) {
         report.tensors.len(),
         report.format
     ));
+    if let Some(temperature) = report.draft_temperature {
+        console.say(&format!(
+            "export: its logits are divided by {temperature}, the draft temperature that `calibrate` found"
+        ));
+    }
     for tensor in &report.tensors {
         console.detail(&format!(
             "  {} {:?} {}",

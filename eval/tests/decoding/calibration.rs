@@ -77,7 +77,7 @@ impl World {
 fn calibrated_drafts_are_accepted_more_often_as_the_exact_evaluator_says() {
     let world = World::new(300);
     let sequences = prompts(300);
-    let mut gained = 0;
+    let (mut gained, mut gained_shared) = (0, 0);
     for drafter in &drafters(&world.target, &world.vocab) {
         let family = drafter.family();
         let calibration = world.calibrate(drafter);
@@ -95,6 +95,10 @@ fn calibrated_drafts_are_accepted_more_often_as_the_exact_evaluator_says() {
             "{family}"
         );
         gained += usize::from(after.tau() > 1.01 * before.tau());
+        // One temperature for all depths is no better than one for each, for this text.
+        let shared = world.exact(drafter, Some(&calibration.shared()));
+        gained_shared += usize::from(shared.tau() > 1.005 * before.tau());
+        assert!(shared.tau() < 1.005 * after.tau(), "{family}");
         let proposer = DrafterProposer::new(family, drafter, world.target.ends(), &world.vocab);
         let mut proposer = proposer.calibrated(Some(&calibration));
         let decoded = run(
@@ -117,6 +121,7 @@ fn calibrated_drafts_are_accepted_more_often_as_the_exact_evaluator_says() {
         assert!(z.abs() < 4.0, "{family}: {z}");
     }
     assert!(gained > 0, "calibration changed nothing");
+    assert!(gained_shared > 0, "the shared temperature changed nothing");
 }
 
 /// Greedy text, and rules whose drafts are not drawn, know no calibration.
@@ -153,7 +158,7 @@ fn a_calibration_survives_the_disk_and_a_broken_one_is_refused() {
     calibration.write(folder.path()).unwrap();
     assert_eq!(Calibration::read(folder.path()).unwrap(), Some(calibration));
     let path = folder.path().join("calibration.json");
-    let broken = r#"{"format_version": 1, "sampling": {}, "depths": [
+    let broken = r#"{"format_version": 2, "sampling": {}, "shared_temperature": 0.8, "depths": [
         {"temperature": 0.0, "cut": 0.0, "overlap_before": 0.0, "overlap": 0.0}]}"#;
     fs_err::write(&path, broken).unwrap();
     let message = Calibration::read(folder.path()).unwrap_err().to_string();
