@@ -173,15 +173,18 @@ pub fn calibrate(
         };
         CUTS.map(cut).into()
     })?;
-    let mut depths = Vec::with_capacity(chosen.len());
-    for (depth, (cut, overlap)) in cuts.best(&CUTS).into_iter().enumerate() {
-        depths.push(DepthCalibration {
-            temperature: chosen[depth].0,
-            cut,
-            overlap_before: temperatures.mean(depth, 0),
-            overlap,
-        });
-    }
+    let of_depth = |(depth, (cut, overlap)): (usize, (f64, f64))| DepthCalibration {
+        temperature: chosen[depth].0,
+        cut,
+        overlap_before: temperatures.mean(depth, 0),
+        overlap,
+    };
+    let depths: Vec<DepthCalibration> = cuts
+        .best(&CUTS)
+        .into_iter()
+        .enumerate()
+        .map(of_depth)
+        .collect();
     if depths.is_empty() {
         return Err(EvalError::NothingToMeasure {
             num_rows: rows.len(),

@@ -1,12 +1,16 @@
 //! `draftsmith calibrate`: at which temperature and cut drafts are drawn, chosen on validation text.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
+use draftsmith_data::dataset::Dataset;
 use draftsmith_eval::calibration::Calibration;
 use draftsmith_eval::error::EvalError;
+use draftsmith_models::drafter::AnyDrafter;
 use serde::Serialize;
 
 use crate::errors::CliError;
+use crate::run_file::DrafterRun;
 use crate::session::Session;
 use crate::stage::refuse_stale;
 use crate::stages::parts::ExactValidator;
@@ -31,58 +35,74 @@ struct Calibrated {
 pub(super) fn calibrate(session: &Session) -> anyhow::Result<()> {
     refuse_stale(&Train, "calibrate", session)?;
     let dataset = dataset(session)?;
-    let mut found = Vec::new();
-    for run in &session.run_file().drafter.0 {
-        let folder = train::chosen_checkpoint(session, run)?;
-        let name = run.family().to_owned();
-        let loaded = eval::load(session, name.clone(), folder.clone())?;
-        let (drafter, card) = (loaded.drafter, loaded.card);
-        let rows = validation_rows(session, run, &dataset);
-        session
-            .console()
-            .say(&format!("calibrate {name}: {} rows", rows.len()));
-        let validator = ExactValidator::new(session, run, rows, &card)?;
-        let validator = validator.ok_or_else(|| {
-            CliError::usage(
-                "no validation row was set aside, and there is no other text to calibrate on",
-                "set `data.validation_fraction`",
-            )
-        })?;
-        let goes_on = || !session.interrupt().is_asked();
-        let mut calibration = match validator.calibrate(&drafter, goes_on) {
-            Err(EvalError::Interrupted) => {
-                let kept = format!("nothing is written for `{name}`");
-                return Err(CliError::Interrupted(kept).into());
-            }
-            found => found?,
-        };
-        let tau = |calibration| {
-            let report = validator.report_of("sampling", &drafter, calibration, 0);
-            report.map(|report| report.tau())
-        };
-        let (tau_before, tau_calibrated) = (tau(None)?, tau(Some(&calibration))?);
-        let mut tau_shared = tau(Some(&calibration.shared()))?;
-        if tau_shared <= tau_before {
-            (calibration.shared_temperature, tau_shared) = (None, tau_before);
-        }
-        let tau = tau_calibrated;
-        // Depths are chosen one by one, for the rounds of uncalibrated drafts: together they might not gain.
-        if tau > tau_before {
-            calibration.write(&folder)?;
-        } else {
-            Calibration::remove(&folder)?;
-        }
-        found.push(Calibrated {
-            drafter: name,
-            checkpoint: folder.display().to_string(),
-            tau_before,
-            tau,
-            tau_shared,
-            calibration,
-        });
-    }
+    let runs = session.run_file().drafter.0.iter();
+    let found = runs.map(|run| calibrate_drafter(session, run, &dataset));
+    let found = found.collect::<anyhow::Result<Vec<Calibrated>>>()?;
     let lines = || found.iter().map(render).collect::<Vec<String>>().join("\n");
     session.console().value(&found, lines)
+}
+
+fn calibrate_drafter(
+    session: &Session,
+    run: &DrafterRun,
+    dataset: &Dataset,
+) -> anyhow::Result<Calibrated> {
+    let folder = train::chosen_checkpoint(session, run)?;
+    let name = run.family().to_owned();
+    let loaded = eval::load(session, name.clone(), folder.clone())?;
+    let rows = validation_rows(session, run, dataset);
+    session
+        .console()
+        .say(&format!("calibrate {name}: {} rows", rows.len()));
+    let validator = ExactValidator::new(session, run, rows, &loaded.card)?;
+    let validator = validator.ok_or_else(|| {
+        CliError::usage(
+            "no validation row was set aside, and there is no other text to calibrate on",
+            "set `data.validation_fraction`",
+        )
+    })?;
+    let found = search(session, &validator, &loaded.drafter, name, &folder)?;
+    // Depths are chosen one by one, for the rounds of uncalibrated drafts: together they might not gain.
+    if found.tau > found.tau_before {
+        found.calibration.write(&folder)?;
+    } else {
+        Calibration::remove(&folder)?;
+    }
+    Ok(found)
+}
+
+fn search(
+    session: &Session,
+    validator: &ExactValidator<'_>,
+    drafter: &AnyDrafter,
+    name: String,
+    folder: &Path,
+) -> anyhow::Result<Calibrated> {
+    let goes_on = || !session.interrupt().is_asked();
+    let mut calibration = match validator.calibrate(drafter, goes_on) {
+        Err(EvalError::Interrupted) => {
+            let kept = format!("nothing is written for `{name}`");
+            return Err(CliError::Interrupted(kept).into());
+        }
+        found => found?,
+    };
+    let tau = |calibration: Option<&Calibration>| {
+        let report = validator.report_of("sampling", drafter, calibration, 0);
+        report.map(|report| report.tau())
+    };
+    let tau_before = tau(None)?;
+    let mut tau_shared = tau(Some(&calibration.shared()))?;
+    if tau_shared <= tau_before {
+        (calibration.shared_temperature, tau_shared) = (None, tau_before);
+    }
+    Ok(Calibrated {
+        drafter: name,
+        checkpoint: folder.display().to_string(),
+        tau_before,
+        tau: tau(Some(&calibration))?,
+        tau_shared,
+        calibration,
+    })
 }
 
 fn render(found: &Calibrated) -> String {
