@@ -16,9 +16,11 @@ mkdir -p "$out/prompts"
 # Every second MT-Bench prompt, so that 40 of them cover all categories.
 awk 'NR % 2 == 1' "$data/mt_bench.jsonl" > "$out/prompts/mt_bench.jsonl"
 
-# stage NAME CONFIG FOLDER: runs a stage, notes its wall time and the largest memory of its own (mapped states do not count).
+# stage NAME CONFIG FOLDER [ARGUMENTS]: runs a stage, notes its wall time and the largest memory of its own (mapped states do not count).
 stage() {
-    python3 - "$out/$1.$(basename "$3").json" "$draftsmith" "$1" "$2" --out "$3" \
+    name=$1 run_file=$2 into=$3
+    shift 3
+    python3 - "$out/$name.$(basename "$into").json" "$draftsmith" "$name" "$run_file" --out "$into" "$@" \
         --set target.path="$target" \
         --set data.files="[\"$data/smollm2_train.jsonl\"]" \
         --set data.ids_files="[\"$data/smollm2_train.ids.jsonl\"]" \
@@ -63,8 +65,12 @@ for family in $families; do
     folder=$out/$family
     # The states are large: links to one copy of them, which no stage writes to.
     [ -e "$folder" ] || cp -al "$base" "$folder"
-    for name in train eval; do
-        stage $name "$out/$family.toml" "$folder"
-    done
+    stage train "$out/$family.toml" "$folder"
+    # The baselines are the same beside every drafter: once is enough.
+    if [ "$family" = "$first" ]; then
+        stage eval "$out/$family.toml" "$folder"
+    else
+        stage eval "$out/$family.toml" "$folder" --set eval.baselines='[]'
+    fi
 done
 python3 scripts/compare_families.py "$out" $families
