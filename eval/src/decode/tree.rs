@@ -10,15 +10,7 @@ use super::Round;
 use super::batch::Batch;
 use crate::error::EvalError;
 use crate::propose::tree::{DraftTree, TreeShape};
-use crate::verify::{Coins, RowToVerify};
-
-/// What became of the tree of one row.
-struct Walk {
-    /// Entries of the pass whose states are committed, from the last committed token on.
-    path: Vec<usize>,
-    /// Drafts that became text.
-    accepted: usize,
-}
+use crate::verify::{Coins, TreeToVerify, walk_tree};
 
 impl Batch<'_, '_> {
     /// One round for every row; returns the number of new tokens.
@@ -40,7 +32,7 @@ impl Batch<'_, '_> {
         for (index, tree) in trees.iter().enumerate() {
             let (scores, after) = rest.split_at(entries[index] * vocab_size);
             rest = after;
-            paths.push(self.walk(index, tree, scores)?.path);
+            paths.push(self.walk(index, tree, scores)?);
         }
         let settled = Instant::now();
         let states = pass.commit(&paths, &mut self.cache);
@@ -89,11 +81,15 @@ impl Batch<'_, '_> {
         }
     }
 
-    /// Follows the target's own tokens through the tree of one row with logits `[entries, V]`, and appends them.
-    fn walk(&mut self, index: usize, tree: &DraftTree, logits: &[f32]) -> Result<Walk, EvalError> {
+    /// Walks through the tree of one row with logits `[entries, V]` and appends what becomes text; returns the entries of
+    /// the pass that are committed.
+    fn walk(
+        &mut self,
+        index: usize,
+        tree: &DraftTree,
+        logits: &[f32],
+    ) -> Result<Vec<usize>, EvalError> {
         let settings = self.decoder.settings;
-        let rule = self.decoder.rule;
-        let vocab_size = self.decoder.target.spec().vocab_size;
         let row = &mut self.rows[index];
         if logits.iter().any(|value| !value.is_finite()) {
             return Err(EvalError::NotFinite {
@@ -106,42 +102,23 @@ impl Batch<'_, '_> {
             stream: row.stream,
             round: None,
         };
-        let mut walk = Walk {
-            path: vec![0],
-            accepted: 0,
+        let to_verify = TreeToVerify {
+            tree,
+            logits,
+            vocab_size: self.decoder.target.spec().vocab_size,
+            sampling: &settings.sampling,
+            stop_ids: &settings.stop_ids,
+            position: row.ids.len(),
         };
-        let mut at = None;
-        loop {
-            let entry = at.map_or(0, |node: usize| node + 1);
-            let here = RowToVerify {
-                drafts: &[],
-                logits: &logits[entry * vocab_size..(entry + 1) * vocab_size],
-                vocab_size,
-                sampling: &settings.sampling,
-                position: row.ids.len(),
-            };
-            let token = rule.verify(&here, &mut coins).next;
-            row.top_two.extend(rule.own_choice(&here, 0, &mut coins));
-            row.ids.push(token);
-            let Some(node) = tree.child(at, token) else {
-                break;
-            };
-            walk.accepted += 1;
-            if settings.stop_ids.contains(&token) {
-                break;
-            }
-            walk.path.push(node + 1);
-            at = Some(node);
-        }
-        // One depth more was tried where the last token that became text did not end it and had drafts behind it.
-        let goes_on = walk.path.len() > walk.accepted;
-        let was_tried = goes_on && tree.parents.contains(&at);
+        let walk = walk_tree(self.decoder.rule, &to_verify, &mut coins);
         row.rounds.push(Round {
-            proposed: walk.accepted + usize::from(was_tried),
+            proposed: walk.accepted + usize::from(walk.was_tried),
             accepted: walk.accepted,
             committed: walk.path.len(),
         });
-        Ok(walk)
+        row.ids.extend(walk.tokens);
+        row.top_two.extend(walk.top_two);
+        Ok(walk.path)
     }
 
     /// Gives the proposer the states of newly committed positions.

@@ -7,6 +7,7 @@ pub mod gumbel;
 pub mod sampling;
 pub mod target_only;
 mod top_two;
+mod tree;
 
 use std::fmt::Debug;
 
@@ -23,6 +24,7 @@ pub use gumbel::GumbelCoupling;
 pub use sampling::SpeculativeSampling;
 pub use target_only::TargetOnly;
 pub use top_two::{TopTwo, top_two};
+pub use tree::{TreeToVerify, Walk, walk_tree};
 
 /// One sequence's drafts with the target's logits for them.
 #[derive(Clone, Copy, Debug)]

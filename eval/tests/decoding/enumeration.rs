@@ -1,13 +1,15 @@
 //! The exact law of the text under every rule, from the rule's own code and every answer of chance; and rules that are
 //! almost right.
 
+use draftsmith_eval::propose::tree::DraftTree;
 use draftsmith_eval::propose::{DraftChoice, DraftDistribution, DraftToken};
 use draftsmith_eval::verify::sampling::{accept_probability, residual};
 use draftsmith_eval::verify::{
-    BlockVerification, Chance, Realised, RowToVerify, SpeculativeSampling, TargetOnly, Verdict,
-    VerifyRule,
+    BlockVerification, Chance, Realised, RowToVerify, SpeculativeSampling, TargetOnly,
+    TreeToVerify, Verdict, VerifyRule, walk_tree,
 };
 use draftsmith_models::gumbel::NoiseAt;
+use draftsmith_models::rng::{Purpose, Stream};
 use draftsmith_models::sample::{Sampling, argmax};
 use half::bf16;
 
@@ -98,6 +100,70 @@ fn the_joint_law_is_the_targets_under_every_rule() {
                     "{} with {gamma} drafts: {error}",
                     rule.name()
                 );
+            }
+        }
+    }
+}
+
+/// A random tree of drafts behind `text`: up to three children at each node, up to three deep.
+fn tree_behind(text: &[usize], seed: u64) -> DraftTree {
+    let place = text
+        .iter()
+        .fold(1, |place, token| place * (TOKENS + 1) + token);
+    let mut stream = Stream::new(seed, Purpose::Check, place as u64);
+    let mut tree = DraftTree::default();
+    let mut level = vec![None];
+    for _ in 0..3 {
+        let mut next = Vec::new();
+        for parent in level {
+            for id in stream.permutation(TOKENS).into_iter().take(stream.below(4)) {
+                next.push(Some(tree.ids.len()));
+                tree.ids.push(id as u32);
+                tree.parents.push(parent);
+            }
+        }
+        level = next;
+    }
+    tree
+}
+
+/// Adds the law of what becomes of `text`, with a tree of its own in every round, to `law`.
+fn add_law_of_trees(world: &World, seed: u64, text: &[usize], share: f64, law: &mut [f64]) {
+    if text.len() >= LENGTH {
+        law[code(text)] += share;
+        return;
+    }
+    let tree = tree_behind(text, seed);
+    let last = text.last().copied().unwrap_or(0);
+    let lasts = std::iter::once(last).chain(tree.ids.iter().map(|&id| id as usize));
+    let row = TreeToVerify {
+        tree: &tree,
+        logits: &lasts
+            .flat_map(|last| world.p[last].clone())
+            .collect::<Vec<f32>>(),
+        vocab_size: TOKENS,
+        sampling: &world.sampling,
+        stop_ids: &[],
+        position: text.len(),
+    };
+    let run = |branches: &mut Branches| walk_tree(&TargetOnly, &row, branches);
+    Branches::every(run, |walk, probability| {
+        assert_eq!(walk.tokens.len(), walk.accepted + 1);
+        let new = walk.tokens.iter().map(|&token| token as usize);
+        let text: Vec<usize> = text.iter().copied().chain(new).collect();
+        add_law_of_trees(world, seed, &text, share * probability, law);
+    });
+}
+
+/// Red under: `|node: usize| node + 1` in `walk_tree` replaced by `|node: usize| node`.
+#[test]
+fn the_joint_law_is_the_targets_under_every_tree() {
+    for world in World::several() {
+        for seed in 0..10 {
+            let mut law = vec![0.0; TOKENS.pow(LENGTH as u32)];
+            add_law_of_trees(&world, seed, &[], 1.0, &mut law);
+            for (found, expected) in law.into_iter().zip(world.target_law()) {
+                assert!((found - expected).abs() < TOLERANCE, "{found} {expected}");
             }
         }
     }
