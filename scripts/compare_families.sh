@@ -65,6 +65,7 @@ for family in $families; do
     folder=$out/$family
     # The states are large: links to one copy of them, which no stage writes to.
     [ -e "$folder" ] || cp -al "$base" "$folder"
+    stage capture "$out/$family.toml" "$folder"
     stage train "$out/$family.toml" "$folder"
     # The baselines are the same beside every drafter: once is enough.
     if [ "$family" = "$first" ]; then

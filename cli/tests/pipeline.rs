@@ -230,6 +230,37 @@ fn states_from_shards_train_the_same_drafter_as_states_from_the_target() {
     assert!((online - cached).abs() < 0.01 * online, "{online} {cached}");
 }
 
+/// The states of three blocks hold those of the last one: a drafter that reads only that one trains on them.
+/// Red under: `larger.next().unwrap_or(set)` in `layer_sets` replaced by `set`.
+#[test]
+fn a_capture_for_one_drafter_serves_another_that_reads_less() {
+    let place = Workplace::new();
+    place.edit("[optimizer]", "[capture]\nmode = \"cached\"\n\n[optimizer]");
+    for stage in ["prepare", "regenerate", "capture"] {
+        assert_eq!(place.run(&[stage, "run.toml"]).code, 0);
+    }
+    let mut run_file = place.read("run.toml").parse::<toml::Table>().unwrap();
+    let mtp = "depths = 2\ndraft_vocab = 100"
+        .parse::<toml::Table>()
+        .unwrap();
+    run_file["drafter"] = toml::Table::from_iter([("mtp".to_owned(), mtp.into())]).into();
+    place.write("other.toml", &run_file.to_string());
+    for stage in ["capture", "train"] {
+        let outcome = place.run(&[stage, "other.toml"]);
+        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+        let nothing = "capture: 0 tokens";
+        assert!(
+            stage != "capture" || outcome.stderr.contains(nothing),
+            "{}",
+            outcome.stderr
+        );
+    }
+    assert_eq!(
+        fs_err::read_dir(place.path("out/states")).unwrap().count(),
+        1
+    );
+}
+
 /// States captured before there were figures: nothing runs again by itself, training takes them as they are, and a capture
 /// that is asked for adds what is missing.
 #[test]

@@ -7,7 +7,7 @@ use draftsmith_data::cache::format::MANIFEST;
 use draftsmith_data::cache::{
     CacheIdentity, CacheManifest, CaptureFigures, CaptureJob, CaptureMode, capture, discard,
 };
-use draftsmith_data::dataset::Dataset;
+use draftsmith_data::dataset::{Dataset, Manifest, read_manifest};
 use draftsmith_data::hidden::{CachedSource, HiddenStateSource, OnlineSource};
 use draftsmith_models::batch::{StateSpec, TokenRow};
 
@@ -91,7 +91,7 @@ pub(super) fn source(
         let contains = |set: &Vec<usize>| aux_layer_ids.iter().all(|id| set.contains(id));
         let stored = layer_sets(session)?.into_iter().find(contains);
         let stored = stored.unwrap_or_else(|| aux_layer_ids.to_vec());
-        let identity = identity(session, &super::dataset(session)?, &stored)?;
+        let identity = identity(session, super::dataset(session)?.manifest(), &stored)?;
         let folder = folder(session, &stored);
         let source = CachedSource::open(&folder, &identity, session.device())?;
         hint_at_figures(session, source.cache().manifest());
@@ -136,8 +136,8 @@ fn folder(session: &Session, aux_layer_ids: &[usize]) -> PathBuf {
     session.folder().join("states").join(name)
 }
 
-/// The sets of blocks to be stored: those that the drafters of the run read, without sets that are part of
-/// another one.
+/// The sets of blocks to be stored: those that the drafters of the run read, without sets that are part of another one. A set
+/// that lies in the run's folder as a part of a larger one is read from there, whoever that was captured for.
 fn layer_sets(session: &Session) -> anyhow::Result<BTreeSet<Vec<usize>>> {
     let drafters = session.run_file().drafter.0.iter();
     let ids = |run: &DrafterRun| Ok(run.config.check(session.spec())?.aux_layer_ids);
@@ -146,7 +146,41 @@ fn layer_sets(session: &Session) -> anyhow::Result<BTreeSet<Vec<usize>>> {
         let mut others = all.iter().filter(|other| *other != set);
         others.any(|other| set.iter().all(|id| other.contains(id)))
     };
-    Ok(all.iter().filter(|set| !is_part(set)).cloned().collect())
+    let stored = stored_sets(session)?;
+    let as_stored = |set: &Vec<usize>| {
+        let mut larger = stored
+            .iter()
+            .filter(|other| set.iter().all(|id| other.contains(id)));
+        larger.next().unwrap_or(set).clone()
+    };
+    let wanted = all.iter().filter(|set| !is_part(set));
+    Ok(wanted.map(as_stored).collect())
+}
+
+/// The sets of blocks whose states of today's rows lie in the run's folder, smaller ones first.
+fn stored_sets(session: &Session) -> anyhow::Result<Vec<Vec<usize>>> {
+    let (rows, states) = (
+        super::dataset_folder(session),
+        session.folder().join("states"),
+    );
+    if !is_cached(session) || !rows.exists() || !states.exists() {
+        return Ok(Vec::new());
+    }
+    let rows = read_manifest(&rows)?;
+    let mut sets = Vec::new();
+    for entry in fs_err::read_dir(&states)? {
+        // A damaged manifest is reported when its states are asked for.
+        let Ok(manifest) = CacheManifest::read(&entry?.path()) else {
+            continue;
+        };
+        let ids = manifest.identity.aux_layer_ids.clone();
+        let expected = identity(session, &rows, &ids)?;
+        if expected.difference(&manifest.identity).is_none() {
+            sets.push(ids);
+        }
+    }
+    sets.sort_by(|a, b| a.len().cmp(&b.len()).then(a.cmp(b)));
+    Ok(sets)
 }
 
 /// Refuses stored states of another target, before any stage replaces what they belong to.
@@ -174,10 +208,9 @@ pub(crate) fn refuse_states_of_another_target(session: &Session) -> anyhow::Resu
 
 fn identity(
     session: &Session,
-    dataset: &Dataset,
+    manifest: &Manifest,
     aux_layer_ids: &[usize],
 ) -> anyhow::Result<CacheIdentity> {
-    let manifest = dataset.manifest();
     Ok(CacheIdentity {
         target_fingerprint: session.target_fingerprint()?.to_owned(),
         aux_layer_ids: aux_layer_ids.to_vec(),
@@ -191,7 +224,7 @@ fn identity(
 }
 
 fn capture_one(session: &Session, dataset: &Dataset, ids: &[usize]) -> anyhow::Result<()> {
-    let identity = identity(session, dataset, ids)?;
+    let identity = identity(session, dataset.manifest(), ids)?;
     let rows: Vec<TokenRow> = (0..dataset.len()).map(|row| dataset.row(row)).collect();
     let total = dataset.manifest().tokens as u64;
     let progress = Progress::new(session.console(), "capture", Some(total), "tokens");
