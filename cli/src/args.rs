@@ -21,13 +21,13 @@ pub(crate) struct CommandLine {
 /// Flags of every command that choose how results and messages are printed.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct OutputArgs {
-    /// Print results as JSON on standard output
+    /// Print results as JSON on standard output; commands without one print nothing there
     #[arg(long, global = true)]
     pub(crate) json: bool,
     /// Print results and errors only
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Say why each stage runs or is skipped
+    /// Print details: seconds of each stage, vocabulary coverage, saved checkpoints, exported tensors
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
 }
@@ -46,6 +46,33 @@ pub(crate) struct RunArgs {
     /// `cpu` or `cuda:N`, instead of `run.device`
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<DeviceChoice>,
+}
+
+impl RunArgs {
+    /// As they can be typed again in a shell.
+    pub(crate) fn typed(&self) -> String {
+        let mut words = vec![self.file.display().to_string()];
+        for change in &self.overrides {
+            words.extend(["--set".to_owned(), change.clone()]);
+        }
+        if let Some(out) = &self.out {
+            words.extend(["--out".to_owned(), out.display().to_string()]);
+        }
+        if let Some(device) = &self.device {
+            words.extend(["--device".to_owned(), device.to_string()]);
+        }
+        let words = words.iter().map(|word| quoted(word));
+        words.collect::<Vec<String>>().join(" ")
+    }
+}
+
+/// A word that a shell takes as it is.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 /// Arguments of `draftsmith train`.
@@ -92,7 +119,7 @@ pub(crate) enum Command {
     Prepare(RunArgs),
     /// Let the target answer the prompts
     #[command(
-        after_help = "Example: draftsmith regenerate x.toml --set regenerate.max_new_tokens=64"
+        after_help = "Example: draftsmith regenerate configs/quickstart.toml --set regenerate.max_new_tokens=64"
     )]
     Regenerate(RunArgs),
     /// Store the target's hidden states, if the run file says `cached`

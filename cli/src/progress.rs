@@ -52,8 +52,8 @@ impl<'a> Progress<'a> {
         self.set_with(done, "");
     }
 
-    /// Says that `done` things are finished, with a note such as the current loss.
-    pub(crate) fn set_with(&self, done: u64, note: &str) {
+    /// Says that `done` things were finished before the work begins; the first report does so, if nothing else does.
+    pub(crate) fn begin(&self, done: u64) {
         if self.origin.get().is_none() {
             self.origin.set(Some((done, Instant::now())));
             if let Some(bar) = &self.bar {
@@ -61,6 +61,11 @@ impl<'a> Progress<'a> {
                 bar.reset_eta();
             }
         }
+    }
+
+    /// Says that `done` things are finished, with a note such as the current loss.
+    pub(crate) fn set_with(&self, done: u64, note: &str) {
+        self.begin(done);
         if let Some(bar) = &self.bar {
             bar.set_position(done);
             bar.set_message(note.to_owned());
@@ -70,13 +75,14 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Ends with a line that says how much was done since the start, and how fast.
+    /// Ends with a line that says how much was done since the start, and how fast; `done` counts what was finished before, too.
     pub(crate) fn finish(self, done: u64) {
         let unit = self.unit;
-        self.finish_as(done, unit);
+        let (before, _) = self.origin.get().unwrap_or((0, self.started));
+        self.finish_as(done.saturating_sub(before), unit);
     }
 
-    /// As [`Progress::finish`], counted in another unit than the progress.
+    /// As [`Progress::finish`], for a count of new things, perhaps in another unit than the progress.
     pub(crate) fn finish_as(self, done: u64, unit: &str) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -37,7 +37,7 @@ pub(crate) enum Restart {
 /// Everything a command works with.
 pub(crate) struct Session {
     run_file: RunFile,
-    file_name: String,
+    typed: String,
     restart: Restart,
     console: Console,
     device: Device,
@@ -56,7 +56,7 @@ impl Session {
         look_up_mask_tokens(&mut run_file)?;
         Ok(Self {
             run_file,
-            file_name: args.file.display().to_string(),
+            typed: args.typed(),
             restart,
             console,
             device,
@@ -72,9 +72,9 @@ impl Session {
         &self.run_file
     }
 
-    /// The run file's name as typed.
-    pub(crate) fn file_name(&self) -> &str {
-        &self.file_name
+    /// Run file and what replaces parts of it as typed, for commands that hints name.
+    pub(crate) fn typed(&self) -> &str {
+        &self.typed
     }
 
     /// Whether training continues.

@@ -91,10 +91,10 @@ pub(crate) fn refuse_stale(
     let Freshness::Stale(reason) = freshness(needed, session)? else {
         return Ok(());
     };
-    let (file, needed) = (session.file_name(), needed.name());
+    let (typed, needed) = (session.typed(), needed.name());
     Err(CliError::usage(
         format!("`{what}` needs the stage `{needed}`: {reason}"),
-        format!("`draftsmith {needed} {file}`, or `draftsmith run {file}` for everything"),
+        format!("`draftsmith {needed} {typed}`, or `draftsmith run {typed}` for everything"),
     )
     .into())
 }

@@ -123,6 +123,62 @@ fn pitfall_62_an_unknown_schedule_is_refused_with_the_list() {
     place.refused(&["run", "run.toml"], "unknown_schedule");
 }
 
+/// A key of a table whose other keys the file gives: alone it would lack them.
+/// Red under: `Self::parse(&change.source)?` in front of `change.apply`.
+#[test]
+fn one_key_of_a_table_with_required_keys_can_be_replaced() {
+    let place = Workplace::new();
+    place.edit(
+        "[drafter.eagle3]",
+        "[drafter.dflash]\nmask_token = 5\n\n[drafter.eagle3]",
+    );
+    let set = ["--set", "drafter.dflash.aux_layer_ids=[1, 3]"];
+    let outcome = place.run(&[&["plan", "run.toml"][..], &set].concat());
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+}
+
+/// Red under: the call of `refuse_what_regenerate_replaces` left out.
+#[test]
+fn keys_that_regenerated_answers_replace_are_refused() {
+    let place = Workplace::new();
+    let set = ["run", "run.toml", "--set"];
+    let ids = [&set[..], &["data.ids_files=[\"ids.jsonl\"]"]].concat();
+    place.refused(&ids, "ids_beside_regenerate");
+    let temperature = [&set[..], &["data.text_temperature=0.7"]].concat();
+    place.refused(&temperature, "text_temperature_beside_regenerate");
+}
+
+/// Red under: `for_sampling` in `EvalConfig::validate` replaced by `find(rule)`.
+#[test]
+fn a_rule_that_a_temperature_does_not_allow_is_refused_before_any_work() {
+    let place = Workplace::new();
+    let set = [
+        "--set",
+        "eval.rule=greedy",
+        "--set",
+        "eval.temperatures=[0.0, 1.0]",
+    ];
+    place.refused(
+        &[&["run", "run.toml"][..], &set].concat(),
+        "greedy_above_zero",
+    );
+}
+
+/// Red under: `args.typed()` in `Session::open` replaced by the name of the file.
+#[test]
+fn hints_name_commands_with_everything_that_was_typed() {
+    let place = Workplace::new();
+    let typed = [
+        "eval",
+        "run.toml",
+        "--out",
+        "out",
+        "--set",
+        "eval.temperatures=[0.0, 1.0]",
+    ];
+    place.refused(&typed, "hint_as_typed");
+}
+
 #[test]
 fn a_value_out_of_range_is_shown_in_its_place() {
     let place = Workplace::new();

@@ -52,6 +52,8 @@ pub struct DepthCalibration {
     pub overlap_before: f64,
     /// The same with temperature and cut.
     pub overlap: f64,
+    /// The same with the shared temperature.
+    pub overlap_shared: f64,
 }
 
 impl Calibration {
@@ -67,6 +69,7 @@ impl Calibration {
         let flat = |depth: &DepthCalibration| DepthCalibration {
             temperature: self.shared_temperature.unwrap_or(1.0),
             cut: 0.0,
+            overlap: depth.overlap_shared,
             ..*depth
         };
         Self {
@@ -164,6 +167,7 @@ pub fn calibrate(
     };
     // All temperatures first; then the cuts at the best of them.
     let temperatures = pass.run(&mut states, |_| TEMPERATURES.map(tempered).into())?;
+    let shared = temperatures.best_shared(TEMPERATURES.len());
     let chosen = temperatures.best(&TEMPERATURES);
     let cuts = pass.run(&mut states, |depth| {
         let chosen = tempered(chosen[depth].0);
@@ -178,6 +182,7 @@ pub fn calibrate(
         cut,
         overlap_before: temperatures.mean(depth, 0),
         overlap,
+        overlap_shared: temperatures.mean(depth, shared),
     };
     let depths: Vec<DepthCalibration> = cuts
         .best(&CUTS)
@@ -193,7 +198,7 @@ pub fn calibrate(
     Ok(Calibration {
         format_version: FORMAT_VERSION,
         sampling: settings.sampling,
-        shared_temperature: temperatures.best_shared(&TEMPERATURES),
+        shared_temperature: (shared > 0).then(|| TEMPERATURES[shared]),
         depths,
     })
 }
@@ -271,8 +276,8 @@ impl Search {
     }
 
     /// The option with the largest overlaps over all depths, each slot weighted by its reach: with reach held fixed, the most
-    /// accepted drafts a round. None where it is the first.
-    fn best_shared(&self, options: &[f64]) -> Option<f64> {
+    /// accepted drafts a round. The first of equals.
+    fn best_shared(&self, num_options: usize) -> usize {
         let total = |option: usize| self.sums.iter().map(|sums| sums[option]).sum::<f64>();
         let pick = |best: usize, option: usize| {
             if total(option) > total(best) {
@@ -281,8 +286,7 @@ impl Search {
                 best
             }
         };
-        let best = (0..options.len()).reduce(pick).unwrap_or(0);
-        (best > 0).then(|| options[best])
+        (0..num_options).reduce(pick).unwrap_or(0)
     }
 
     /// The best option of every depth and its mean overlap; the first of equals.

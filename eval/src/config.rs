@@ -180,7 +180,9 @@ impl EvalConfig {
         }
         self.lookup().validate()?;
         for rule in &self.rule {
-            verify::find(rule)?;
+            for &temperature in &self.temperatures {
+                verify::for_sampling(rule, &self.sampling(temperature))?;
+            }
         }
         self.validate_suites()
     }

@@ -108,7 +108,7 @@ pub struct Entry {
     /// itself: the same figure without the noise of coins.
     pub exact: Option<ExactTau>,
     /// Rounds of decoding less those that the exact evaluator expects for this text, over the standard deviation that
-    /// the coins leave; standard normal if both are right. Absent where no coin is thrown.
+    /// the coins leave; standard normal if both are right. Absent where their variance is below 10.
     pub rounds_z: Option<f64>,
     /// How surprising the text is beside text of the target's own law, standard normal if the rule is lossless; absent
     /// where nothing is drawn.

@@ -5,6 +5,12 @@ use crate::lossless::LosslessCheck;
 use crate::report::{Entry, ExactEntry, Report};
 use crate::surprise::z_bound;
 
+/// What the columns mean.
+const LEGEND: &str = "\
+tau: tokens a target step; 95 %: its bootstrap interval over prompts; exact: tau without the noise of coins; accept d: share of
+the verified drafts at depth d that became text; tok/s: in rounds, without prefill; speed-up: of rounds, against plain decoding";
+/// Headers of the columns that hold words.
+const WORDS: [&str; 3] = ["suite", "proposer", "rule"];
 /// Depths whose acceptance is shown.
 const SHOWN_DEPTHS: usize = 3;
 
@@ -13,13 +19,11 @@ pub fn render(report: &Report) -> String {
     let mut rows = vec![header()];
     rows.extend(report.entries.iter().map(cells));
     let mut lines = align(&rows);
+    lines.push(LEGEND.to_owned());
     lines.extend(report.exact.iter().map(exact_line));
-    lines.extend(text_verdicts(&report.entries));
-    lines.extend(
-        chance_verdicts(&report.entries)
-            .into_iter()
-            .map(|(words, _)| words),
-    );
+    let verdicts = text_verdicts(&report.entries).into_iter();
+    let verdicts = verdicts.chain(chance_verdicts(&report.entries));
+    lines.extend(verdicts.map(|(words, _)| words));
     lines.push(String::new());
     lines.join("\n")
 }
@@ -123,8 +127,8 @@ fn comparison_cells(comparison: &Comparison) -> Vec<String> {
 }
 
 /// `greedy output identical: ...` over all compared entries, and the same for every other rule whose text does not depend
-/// on the drafts.
-pub fn text_verdicts(entries: &[Entry]) -> Vec<String> {
+/// on the drafts; each as (words, whether it holds).
+pub fn text_verdicts(entries: &[Entry]) -> Vec<(String, bool)> {
     let mut rules: Vec<&str> = Vec::new();
     for entry in entries.iter().filter(|entry| entry.lossless.is_some()) {
         if !rules.contains(&entry.rule.as_str()) {
@@ -134,7 +138,11 @@ pub fn text_verdicts(entries: &[Entry]) -> Vec<String> {
     let of_rule = |rule: &&str| {
         let entries = entries.iter().filter(|entry| entry.rule == **rule);
         let checks: Vec<&LosslessCheck> = entries.filter_map(|e| e.lossless.as_ref()).collect();
-        format!("{rule} output identical: {}", verdict(&checks))
+        let holds = checks.iter().all(|check| check.is_lossless());
+        (
+            format!("{rule} output identical: {}", verdict(&checks)),
+            holds,
+        )
     };
     rules.iter().map(of_rule).collect()
 }
@@ -188,7 +196,7 @@ fn verdict(checks: &[&LosslessCheck]) -> String {
     }
 }
 
-/// Columns padded to their widest cell: words on the left, numbers on the right.
+/// Columns padded to their widest cell, words on the left and numbers on the right; the first row is the header.
 fn align(rows: &[Vec<String>]) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -199,11 +207,15 @@ fn align(rows: &[Vec<String>]) -> Vec<String> {
         lens.max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
+    let header = rows.first();
+    let is_word = |column: usize| {
+        let name = header.and_then(|names| names.get(column));
+        name.is_some_and(|name| WORDS.contains(&name.as_str()))
+    };
     let line = |row: &Vec<String>| {
         let padded = row.iter().enumerate().map(|(column, cell)| {
             let width = widths[column];
-            // Suite, proposer and rule are words.
-            if [0, 2, 3].contains(&column) {
+            if is_word(column) {
                 format!("{cell:<width$}")
             } else {
                 format!("{cell:>width$}")
@@ -221,16 +233,16 @@ mod tests {
 
     #[test]
     fn columns_are_aligned_and_words_stand_left() {
-        let line = |cells: [&str; 5]| cells.map(str::to_owned).to_vec();
+        let line = |cells: [&str; 6]| cells.map(str::to_owned).to_vec();
         let text = align(&[
-            line(["suite", "T", "proposer", "rule", "tau"]),
-            line(["gsm8k", "0", "none", "greedy", "1.00"]),
-            line(["x", "0.7", "prompt_lookup", "block", "11.25"]),
+            line(["suite", "T", "batch", "proposer", "rule", "tau"]),
+            line(["gsm8k", "0", "16", "none", "greedy", "1.00"]),
+            line(["x", "0.7", "1", "prompt_lookup", "block", "11.25"]),
         ]);
         let expected = [
-            "suite    T  proposer       rule      tau",
-            "gsm8k    0  none           greedy   1.00",
-            "x      0.7  prompt_lookup  block   11.25",
+            "suite    T  batch  proposer       rule      tau",
+            "gsm8k    0     16  none           greedy   1.00",
+            "x      0.7      1  prompt_lookup  block   11.25",
         ];
         assert_eq!(text, expected);
     }

@@ -64,6 +64,16 @@ pub enum ExportError {
         /// The family of the drafter.
         family: &'static str,
     },
+    /// A foreign folder holds a drafter of a family that is not read back.
+    #[error("`{}` describes a drafter of another family than EAGLE-3: {key} is {found}", path.display())]
+    OtherFamily {
+        /// The key that says so.
+        key: &'static str,
+        /// The configuration file.
+        path: PathBuf,
+        /// What the file says.
+        found: String,
+    },
     /// A foreign folder holds a drafter that this build cannot compute.
     #[error("`{key}` in `{}` is {found}, but this build drafts with {expected}", path.display())]
     Unsupported {
@@ -127,6 +137,10 @@ impl Diagnose for ExportError {
             Self::UnexpectedTensor { .. } => {
                 Some("the file was written by another version or for another family".to_owned())
             }
+            Self::OtherFamily { .. } => Some(
+                "exports of EAGLE-3 can be read back; of another family, name the checkpoint it was exported from"
+                    .to_owned(),
+            ),
             Self::Unsupported { .. } => Some(
                 "serve this drafter with the engine it was made for; it cannot be converted"
                     .to_owned(),

@@ -91,6 +91,7 @@ impl ForeignConfig {
     pub(crate) fn read(path: &Path, target: &TargetSpec) -> Result<Self, ExportError> {
         let map: Map<String, Value> = file::read_json(path)?;
         let reader = Reader { map: &map, path };
+        reader.refuse_other_families()?;
         let decoder = match map.get("transformer_layer_config") {
             Some(Value::Object(decoder)) => decoder,
             _ => &map,
@@ -123,6 +124,26 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// Keys that other families are known by.
+    fn refuse_other_families(&self) -> Result<(), ExportError> {
+        let is_eagle3 = |found: &Value| found == "eagle3";
+        let kind = "speculators_model_type";
+        let named = self.map.get(kind).filter(|found| !is_eagle3(found));
+        let named = named.map(|found| (kind, found));
+        let keys = ["dflash_config", "num_nextn_predict_layers"];
+        let mut others = keys
+            .into_iter()
+            .filter_map(|key| Some((key, self.map.get(key)?)));
+        match named.or_else(|| others.next()) {
+            None => Ok(()),
+            Some((key, found)) => Err(ExportError::OtherFamily {
+                key,
+                path: self.path.to_owned(),
+                found: found.to_string(),
+            }),
+        }
+    }
+
     /// The decoder layer, parsed as strictly as a target of one block.
     fn decoder(&self, decoder: &Map<String, Value>) -> Result<TargetSpec, ExportError> {
         let mut map: Map<String, Value> = decoder

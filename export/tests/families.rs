@@ -13,7 +13,7 @@ mod stitch;
 
 use common::{Case, Wanted};
 use draftsmith_export::temper::logit_tensors;
-use draftsmith_export::{ExportConfig, ExportError, check, export, export_all, formats_for};
+use draftsmith_export::{ExportConfig, ExportError, check, export, export_all, formats_for, read};
 use draftsmith_models::checkpoint::load_card;
 use draftsmith_models::drafter::DrafterConfig;
 use draftsmith_models::weights::{NamedTensor, WeightFolder, write_safetensors};
@@ -131,6 +131,33 @@ fn halve_temperature(case: &Case, drafter: &DrafterConfig, format: &str, linear:
     });
     assert_eq!(changed.count(), linear.len(), "{format}");
     true
+}
+
+/// Red under: `"num_nextn_predict_layers"` left out of `refuse_other_families`.
+#[test]
+fn an_export_of_another_family_is_not_read_as_eagle3() {
+    for (family, settings) in [
+        ("dflash", dflash("anchor_as_bonus")),
+        (
+            "dspark",
+            json!({ "mask_token": 7, "num_layers": 1, "block_size": 3, "aux_layer_ids": [1, 3, 6] }),
+        ),
+        (
+            "mtp",
+            json!({ "half_order": "hidden_first", "zero_first_embedding": true }),
+        ),
+    ] {
+        let case = case(family, settings, None);
+        let wanted = FORMATS.map(str::to_owned);
+        for format in formats_for(&wanted, &load_card(&case.checkpoint()).unwrap().drafter) {
+            case.export(format);
+            let error = read(&case.out(format), &case.target()).unwrap_err();
+            assert!(
+                matches!(error, ExportError::OtherFamily { .. }),
+                "{family} {format}: {error}"
+            );
+        }
+    }
 }
 
 /// Pitfall 48: the layout of the block is always written. Red under: `samples_from_anchor` returning false.

@@ -62,7 +62,6 @@ fn calibrate_drafter(
         )
     })?;
     let found = search(session, &validator, &loaded.drafter, name, &folder)?;
-    // Depths are chosen one by one, for the rounds of uncalibrated drafts: together they might not gain.
     if found.tau > found.tau_before {
         found.calibration.write(&folder)?;
     } else {
@@ -95,11 +94,16 @@ fn search(
     if tau_shared <= tau_before {
         (calibration.shared_temperature, tau_shared) = (None, tau_before);
     }
+    // Depths are chosen one by one, for the rounds of uncalibrated drafts: together they might gain less.
+    let mut tau_by_depth = tau(Some(&calibration))?;
+    if tau_by_depth < tau_shared {
+        (calibration, tau_by_depth) = (calibration.shared(), tau_shared);
+    }
     Ok(Calibrated {
         drafter: name,
         checkpoint: folder.display().to_string(),
         tau_before,
-        tau: tau(Some(&calibration))?,
+        tau: tau_by_depth,
         tau_shared,
         calibration,
     })
@@ -109,7 +113,7 @@ fn render(found: &Calibrated) -> String {
     let verdict = if found.tau > found.tau_before {
         ""
     } else {
-        "; no gain, nothing is written"
+        "; no gain: its drafts are drawn as the target's tokens are, whatever was found before"
     };
     let mut text = format!(
         "{}: exact tau {:.3}, before {:.3} (the same text, at temperature {}){verdict}\n",

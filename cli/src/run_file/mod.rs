@@ -148,7 +148,7 @@ impl RunFile {
             .iter()
             .map(|typed| Override::parse(typed))
             .collect::<Result<_, _>>()?;
-        // The file and each override are read on their own first: so a mistake keeps its place.
+        // An override that the file does not go with is read on its own, too: so a mistake keeps its place.
         let mut run_file = Self::parse(&source)?;
         if !overrides.is_empty() {
             let mut document = source
@@ -156,14 +156,18 @@ impl RunFile {
                 .parse::<toml::Table>()
                 .map_err(|error| message::refuse(&source, &error))?;
             for change in &overrides {
-                Self::parse(&change.source)?;
                 change.apply(&mut document);
+                run_file = Self::deserialize(document.clone()).map_err(|error| {
+                    let alone = Self::parse(&change.source).err();
+                    alone.unwrap_or_else(|| CliError::RunFile {
+                        message: format!("run file refused: {}", error.message()),
+                        snippet: String::new(),
+                        hint: Some(
+                            "the file and each `--set` are fine alone, not together".to_owned(),
+                        ),
+                    })
+                })?;
             }
-            run_file = Self::deserialize(document).map_err(|error| CliError::RunFile {
-                message: format!("run file refused: {}", error.message()),
-                snippet: String::new(),
-                hint: Some("the file and each `--set` are fine alone, not together".to_owned()),
-            })?;
         }
         let sources: Vec<&Source> = std::iter::once(&source)
             .chain(overrides.iter().map(|change| &change.source))
@@ -199,6 +203,19 @@ impl RunFile {
         Ok(toml::to_string(&toml::Table::try_from(self)?)?)
     }
 
+    /// Answers of the target take the place of those in the data, with their ids and their temperature.
+    fn refuse_what_regenerate_replaces(&self) -> Result<(), CliError> {
+        if !self.data.ids_files.is_empty() {
+            let why = "answers that the target writes bring their own ids";
+            return Err(without_effect("data.ids_files", why));
+        }
+        if self.data.text_temperature.is_some() {
+            let why = "answers are drawn at `regenerate.sampling`";
+            return Err(without_effect("data.text_temperature", why));
+        }
+        Ok(())
+    }
+
     /// Ranges and names that types cannot express.
     fn validate(&self, sources: &[&Source]) -> Result<(), CliError> {
         let refuse = |prefix: Option<&str>, error: &dyn Diagnose| {
@@ -220,6 +237,7 @@ impl RunFile {
         self.data.validate().map_err(|e| refuse(None, &e))?;
         if let Some(regenerate) = &self.regenerate {
             regenerate.validate().map_err(|e| refuse(None, &e))?;
+            self.refuse_what_regenerate_replaces()?;
         }
         self.capture.validate().map_err(|e| refuse(None, &e))?;
         self.eval.validate().map_err(|e| refuse(None, &e))?;
@@ -238,6 +256,14 @@ impl RunFile {
                 .map_err(|e| refuse(prefix, &e))?;
         }
         Ok(())
+    }
+}
+
+fn without_effect(key: &str, why: &str) -> CliError {
+    CliError::RunFile {
+        message: format!("run file refused: `{key}` has no effect beside `[regenerate]`"),
+        snippet: String::new(),
+        hint: Some(format!("{why}: leave one of the two out")),
     }
 }
 

@@ -21,7 +21,7 @@ impl Override {
         let malformed = || CliError::RunFile {
             message: format!("`--set {typed}` is not of the form `section.key=value`"),
             snippet: String::new(),
-            hint: Some("for example `--set train.steps=20`".to_owned()),
+            hint: Some("for example `--set train.max_steps=20`".to_owned()),
         };
         let (key, value) = typed.split_once('=').ok_or_else(malformed)?;
         let key = key.trim();

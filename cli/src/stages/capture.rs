@@ -123,7 +123,7 @@ fn hint_at_figures(session: &Session, manifest: &CacheManifest) {
         session.console().say(&format!(
             "capture: {num_rows} rows have no teacher figures, without which steps take longer; `draftsmith capture {}` \
              adds them",
-            session.file_name()
+            session.typed()
         ));
     }
 }
@@ -240,11 +240,11 @@ fn capture_one(session: &Session, dataset: &Dataset, ids: &[usize]) -> anyhow::R
         progress.set(at.done_tokens);
         !session.interrupt().is_asked()
     })?;
-    progress.finish(report.captured_tokens + report.completed_tokens);
+    progress.finish_as(report.captured_tokens + report.completed_tokens, "tokens");
     if !report.is_complete {
-        let file = session.file_name();
+        let typed = session.typed();
         session.interrupt().check(&format!(
-            "finished shards stay; `draftsmith capture {file}` continues"
+            "finished shards stay; `draftsmith capture {typed}` continues"
         ))?;
     }
     if report.zero_positions > 0 {

@@ -368,9 +368,9 @@ pub(crate) fn page_path(session: &Session) -> PathBuf {
 
 fn interrupted(error: EvalError, session: &Session) -> anyhow::Error {
     if session.interrupt().is_asked() {
-        let file = session.file_name();
+        let typed = session.typed();
         return CliError::Interrupted(format!(
-            "finished decodes are kept; `draftsmith eval {file}` goes on behind them"
+            "finished decodes are kept; `draftsmith eval {typed}` goes on behind them"
         ))
         .into();
     }

@@ -70,14 +70,14 @@ pub(crate) fn dataset_folder(session: &Session) -> PathBuf {
 pub(crate) fn dataset(session: &Session) -> anyhow::Result<Dataset> {
     let folder = dataset_folder(session);
     if !folder.exists() {
-        let file = session.file_name();
+        let typed = session.typed();
         let stage = match session.run_file().regenerate {
             Some(_) => "regenerate",
             None => "prepare",
         };
         return Err(CliError::usage(
             format!("there are no rows in `{}` yet", folder.display()),
-            format!("`draftsmith {stage} {file}` makes them"),
+            format!("`draftsmith {stage} {typed}` makes them"),
         )
         .into());
     }

@@ -214,6 +214,7 @@ impl Observer for BarObserver<'_> {
             progress.tokens_per_second
         );
         if let Some(bar) = &self.bar {
+            bar.begin(progress.step - 1);
             bar.set_with(progress.step, &note);
         }
     }

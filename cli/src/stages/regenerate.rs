@@ -138,9 +138,9 @@ fn answer(session: &Session, settings: &RegenerateConfig) -> anyhow::Result<()> 
     })?;
     progress.finish_as(report.new_tokens, "tokens");
     if !report.is_complete {
-        let file = session.file_name();
+        let typed = session.typed();
         session.interrupt().check(&format!(
-            "finished answers stay; `draftsmith regenerate {file}` continues"
+            "finished answers stay; `draftsmith regenerate {typed}` continues"
         ))?;
     }
     Ok(())

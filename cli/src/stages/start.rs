@@ -73,7 +73,7 @@ impl Place {
         }
         Err(CliError::usage(
             format!("`drafter.{family}.start_from` is `{from}`, which holds no drafter"),
-            "expected a drafter's folder in a run (`runs/x/<family>`), a checkpoint, an export, or `target`",
+            "expected a drafter's folder in a run (`runs/x/<family>`), a checkpoint, an EAGLE-3 export, or `target`",
         )
         .into())
     }

@@ -95,7 +95,7 @@ pub(crate) fn chosen_checkpoint(
     }
     Err(CliError::usage(
         format!("`{}` holds no checkpoint", root.display()),
-        format!("`draftsmith train {}` makes one", session.file_name()),
+        format!("`draftsmith train {}` makes one", session.typed()),
     )
     .into())
 }
@@ -215,9 +215,9 @@ fn attempt(
 }
 
 fn stopped(session: &Session, summary: &Summary) -> CliError {
-    let file = session.file_name();
+    let typed = session.typed();
     CliError::Interrupted(format!(
-        "step {} of {} is saved; `draftsmith train {file} --resume` continues",
+        "step {} of {} is saved; `draftsmith train {typed} --resume` continues",
         summary.step, summary.total
     ))
 }

@@ -49,7 +49,7 @@ pub struct CacheIdentity {
     pub dataset_blake3: String,
     /// Longest row, in tokens; longer ones were dropped or cut when the data set was made.
     pub max_len: usize,
-    /// Type the target computed in, such as `F32`; the stored type is always bf16.
+    /// Type the target computed in, such as `f32`; the stored type is always bf16.
     pub compute_dtype: String,
 }
 

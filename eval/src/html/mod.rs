@@ -132,12 +132,9 @@ impl<'a> Setting<'a> {
 
 fn head(report: &Report) -> String {
     let target = &report.target;
-    let verdict = |text: &String| {
-        let class = if text.contains("NO (") { "bad" } else { "good" };
-        format!("<p class=\"{class}\">{}</p>\n", escape(text))
-    };
-    let mut verdicts: String = text_verdicts(&report.entries).iter().map(verdict).collect();
-    for (words, holds) in chance_verdicts(&report.entries) {
+    let mut verdicts = String::new();
+    let texts = text_verdicts(&report.entries).into_iter();
+    for (words, holds) in texts.chain(chance_verdicts(&report.entries)) {
         let class = if holds { "good" } else { "bad" };
         let _ = writeln!(verdicts, "<p class=\"{class}\">{}</p>", escape(&words));
     }

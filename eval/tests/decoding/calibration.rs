@@ -159,7 +159,7 @@ fn a_calibration_survives_the_disk_and_a_broken_one_is_refused() {
     assert_eq!(Calibration::read(folder.path()).unwrap(), Some(calibration));
     let path = folder.path().join("calibration.json");
     let broken = r#"{"format_version": 2, "sampling": {}, "shared_temperature": 0.8, "depths": [
-        {"temperature": 0.0, "cut": 0.0, "overlap_before": 0.0, "overlap": 0.0}]}"#;
+        {"temperature": 0.0, "cut": 0.0, "overlap_before": 0.0, "overlap": 0.0, "overlap_shared": 0.0}]}"#;
     fs_err::write(&path, broken).unwrap();
     let message = Calibration::read(folder.path()).unwrap_err().to_string();
     assert!(message.contains("calibration.json"), "{message}");

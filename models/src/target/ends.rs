@@ -76,7 +76,7 @@ impl TargetEnds {
         self.scaled_logits(final_hidden, 1.0)
     }
 
-    /// Logits divided by `temperature`, in f32, as [`TargetEnds::logits`].
+    /// Logits divided by `temperature`, `[N, H]` to `[N, V]` in f32, as [`TargetEnds::logits`].
     ///
     /// A head in another type is widened a piece at a time: rounding the product to bf16 would move
     /// logits near 20 by 0.06, and the teacher with them.
