@@ -1,3 +1,7 @@
+use std::collections::BTreeMap;
+
+use draftsmith_models::drafter::DrafterConfig;
+
 use super::*;
 
 fn configs() -> Vec<PathBuf> {
@@ -77,5 +81,91 @@ fn a_draft_vocabulary_is_a_positive_size_or_full() {
     ] {
         let typed = format!("drafter.eagle3.draft_vocab={value}");
         assert_eq!(read(MINIMAL, &[&typed]).is_ok(), fits, "{value}");
+    }
+}
+
+/// Rows of `docs/run-file.md` by section: key and default.
+fn documented() -> BTreeMap<String, Vec<(String, String)>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/run-file.md");
+    let text = fs_err::read_to_string(path).unwrap();
+    let mut sections: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
+    let mut section = String::new();
+    for line in text.lines() {
+        if let Some(name) = line
+            .strip_prefix("## `[")
+            .and_then(|name| name.strip_suffix("]`"))
+        {
+            name.clone_into(&mut section);
+        }
+        if let Some((key, rest)) = line
+            .strip_prefix("| `")
+            .and_then(|row| row.split_once("` | "))
+        {
+            let (default, _) = rest.split_once(" | ").unwrap();
+            let row = (key.to_owned(), default.trim_matches('`').to_owned());
+            sections.entry(section.clone()).or_default().push(row);
+        }
+    }
+    sections
+}
+
+/// The default of every key of a drafter's table, or of another section.
+fn defaults(section: &str) -> toml::Table {
+    let Some(family) = section.strip_prefix("drafter.") else {
+        let file = RunFile {
+            regenerate: Some(RegenerateConfig::default()),
+            ..RunFile::default()
+        };
+        let file = toml::Table::try_from(file).unwrap();
+        return file[section].as_table().unwrap().clone();
+    };
+    // The only key that some families need.
+    let mask = ["", "mask_token = 7\n"].map(|key| key.parse::<toml::Table>().unwrap());
+    let read = mask.into_iter().find_map(|table| {
+        let of_family = DrafterConfig::deserialize_family(family, toml::Value::Table(table));
+        of_family.ok()
+    });
+    let table = toml::Table::try_from(read.unwrap()).unwrap();
+    table[family].as_table().unwrap().clone()
+}
+
+/// Red under: a key renamed, a default changed, or a row left out.
+#[test]
+fn docs_name_every_key_and_its_default() {
+    let documented = documented();
+    assert!(documented.contains_key("drafter.dspark"));
+    let mut sections = sections();
+    let families = draftsmith_models::drafter::FAMILIES.iter();
+    sections.extend(families.map(|family| {
+        let keys =
+            fields::fields_by(|probe| DrafterConfig::deserialize_family(family, probe).map(drop));
+        (format!("drafter.{family}"), keys)
+    }));
+    for (section, keys) in sections {
+        let Some(rows) = documented.get(&section) else {
+            // A family is complete without a page for its users.
+            assert!(
+                section.starts_with("drafter."),
+                "[{section}] is not documented"
+            );
+            continue;
+        };
+        let mut names: Vec<&str> = rows.iter().map(|(key, _)| key.as_str()).collect();
+        let mut keys = keys.to_vec();
+        names.sort_unstable();
+        keys.sort_unstable();
+        assert_eq!(names, keys, "[{section}]");
+        let defaults = defaults(&section);
+        for (key, default) in rows {
+            let value = defaults.get(key);
+            match default.as_str() {
+                "unset" => assert_eq!(value, None, "{section}.{key}"),
+                "required" => {}
+                default => {
+                    let expected: toml::Table = format!("x = {default}").parse().unwrap();
+                    assert_eq!(value, Some(&expected["x"]), "{section}.{key}");
+                }
+            }
+        }
     }
 }
