@@ -123,6 +123,17 @@ fn pitfall_62_an_unknown_schedule_is_refused_with_the_list() {
     place.refused(&["run", "run.toml"], "unknown_schedule");
 }
 
+/// Red under: `devices(session)?` in `refuse_unusable` left out.
+#[test]
+fn what_would_stop_the_evaluation_is_refused_before_any_work() {
+    let place = Workplace::new();
+    let run = ["run", "run.toml", "--set"];
+    let device = [&run[..], &["eval.devices=[\"h10\"]"]].concat();
+    place.refused(&device, "unknown_device");
+    let file = [&run[..], &["eval.device_file=cards.toml"]].concat();
+    place.refused(&file, "missing_device_file");
+}
+
 /// A key of a table whose other keys the file gives: alone it would lack them.
 /// Red under: `Self::parse(&change.source)?` in front of `change.apply`.
 #[test]

@@ -327,6 +327,24 @@ fn doctor_inspect_plan_and_show_work_on_a_prepared_run() {
     }
 }
 
+/// Red under: `frozen` in `drafter_forecast` replaced by 0.
+#[test]
+fn a_frozen_head_is_no_parameter_to_train() {
+    let place = Workplace::new();
+    let parameters = |head: &str| {
+        let set = format!("drafter.eagle3.head={head}");
+        let outcome = place.run(&["plan", "run.toml", "--json", "--set", &set]);
+        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+        let forecast: Value = serde_json::from_str(&outcome.stdout).unwrap();
+        let drafter = &forecast["drafters"][0];
+        ["parameters", "training_bytes"].map(|key| drafter[key].as_u64().unwrap())
+    };
+    let [trained, frozen] = ["trained", "frozen"].map(parameters);
+    let head = trained[0] - frozen[0];
+    assert!(head > 0);
+    assert_eq!(trained[1] - frozen[1], 12 * head);
+}
+
 #[test]
 fn plan_refuses_what_exceeds_a_limit() {
     let place = Workplace::new();

@@ -139,14 +139,11 @@ struct Pass {
 impl Pass {
     fn of_target(spec: &TargetSpec) -> Self {
         let size = |x: usize| x as f64;
-        let (hidden, head_dim) = (size(spec.hidden_size), size(spec.head_dim));
         let (heads, kv_heads) = (size(spec.num_heads), size(spec.num_kv_heads));
-        let attention = 2.0 * hidden * head_dim * (heads + kv_heads);
-        let block = attention + 3.0 * hidden * size(spec.intermediate_size);
         let layers = size(spec.num_layers);
         Self {
-            weights: layers * block + size(spec.vocab_size) * hidden,
-            cached_per_position: 2.0 * layers * kv_heads * head_dim,
+            weights: size(spec.num_block_weights() + spec.vocab_size * spec.hidden_size),
+            cached_per_position: 2.0 * layers * kv_heads * size(spec.head_dim),
             queries_per_key: heads / kv_heads,
             layers: layers + 1.0,
         }

@@ -1,7 +1,6 @@
 //! `draftsmith plan`: what a run will need, before it starts.
 
-use draftsmith_data::cache::CaptureMode;
-use draftsmith_data::cache::format::TEACHER_BYTES_PER_TOKEN;
+use burn::module::Module;
 use draftsmith_data::dataset::Dataset;
 use draftsmith_models::batch::TokenRow;
 use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
@@ -33,18 +32,18 @@ struct DataForecast {
     rows: usize,
     tokens: usize,
     generated_tokens: usize,
+    /// Bytes of the cached states of all rows, for all drafters; 0 where nothing is cached.
+    state_bytes: u64,
 }
 
 /// What one drafter needs.
 #[derive(Debug, Serialize)]
 struct DrafterForecast {
     family: &'static str,
-    /// Trained numbers.
+    /// Numbers that are trained.
     parameters: u64,
-    /// Parameters, gradient and two moments, f32.
+    /// All numbers, and gradient and two moments of those that are trained, f32.
     training_bytes: u64,
-    /// Bytes of cached states of all rows, with the teacher's figures where they are wanted; absent before the data are prepared.
-    state_bytes: Option<u64>,
     /// Optimizer steps; absent before the data are prepared.
     steps: Option<u64>,
 }
@@ -57,16 +56,21 @@ pub(crate) fn plan(session: &Session) -> anyhow::Result<()> {
 }
 
 fn forecast(session: &Session) -> anyhow::Result<Forecast> {
-    let dataset = stages::dataset(session).ok();
+    let is_prepared = stages::dataset_folder(session).exists();
+    let dataset = is_prepared.then(|| stages::dataset(session)).transpose()?;
     let run_file = session.run_file();
     let drafters = run_file.drafter.0.iter();
-    Ok(Forecast {
-        target_bytes: target_bytes(session),
-        data: dataset.as_ref().map(|dataset| DataForecast {
+    let of_data = |dataset: &Dataset| -> anyhow::Result<DataForecast> {
+        Ok(DataForecast {
             rows: dataset.len(),
             tokens: dataset.manifest().tokens,
             generated_tokens: dataset.manifest().generated_tokens,
-        }),
+            state_bytes: stages::capture::forecast(session, dataset)?,
+        })
+    };
+    Ok(Forecast {
+        target_bytes: target_bytes(session),
+        data: dataset.as_ref().map(of_data).transpose()?,
         drafters: drafters
             .map(|drafter| drafter_forecast(session, drafter, dataset.as_ref()))
             .collect::<anyhow::Result<_>>()?,
@@ -76,10 +80,8 @@ fn forecast(session: &Session) -> anyhow::Result<Forecast> {
 /// Weights of the blocks, embedding and head from the shape alone.
 fn target_bytes(session: &Session) -> u64 {
     let spec = session.spec();
-    let attention = 2 * spec.hidden_size * spec.head_dim * (spec.num_heads + spec.num_kv_heads);
-    let block = attention + 3 * spec.hidden_size * spec.intermediate_size;
     let ends = spec.vocab_size * spec.hidden_size * if spec.tie_word_embeddings { 1 } else { 2 };
-    let numbers = (spec.num_layers * block + ends) as u64;
+    let numbers = (spec.num_block_weights() + ends) as u64;
     match session.run_file().target.dtype {
         TargetDtype::F32 => 4 * numbers,
         TargetDtype::Bf16 => 2 * numbers,
@@ -104,21 +106,16 @@ fn drafter_forecast(
         vocab: &vocab,
     };
     let drafter = AnyDrafter::init(&run.config, context, 0, session.device())?;
-    let tensors = drafter.to_tensors();
-    let numbers = |tensor: &draftsmith_models::weights::NamedTensor| {
-        tensor.shape.iter().product::<usize>() as u64
+    let all = drafter.num_params() as u64;
+    let frozen = match drafter.trained_head() {
+        Some(_) => 0,
+        None => drafter.head().shape().num_elements() as u64,
     };
-    let parameters = tensors.iter().map(numbers).sum();
-    let numbers_per_token = (drafter.state_spec().aux_layer_ids.len() + 1) * spec.hidden_size;
-    let mut bytes_per_token = 2 * numbers_per_token as u64;
-    if run.draft_vocab.is_reduced(spec.vocab_size) {
-        bytes_per_token += TEACHER_BYTES_PER_TOKEN;
-    }
+    let parameters = all - frozen;
     Ok(DrafterForecast {
         family: run.family(),
         parameters,
-        training_bytes: 16 * parameters,
-        state_bytes: dataset.map(|data| data.manifest().tokens as u64 * bytes_per_token),
+        training_bytes: 4 * all + 12 * parameters,
         steps: dataset.map(|data| steps(session, run, data)).transpose()?,
     })
 }
@@ -135,10 +132,16 @@ fn describe(forecast: &Forecast) -> String {
         forecast.target_bytes as f64 / GIB
     )];
     lines.push(match &forecast.data {
-        Some(data) => format!(
-            "data      {} rows, {} tokens, {} of them written by the target",
-            data.rows, data.tokens, data.generated_tokens
-        ),
+        Some(data) => {
+            let states = match data.state_bytes {
+                0 => "no states are cached".to_owned(),
+                bytes => format!("cached states take {:.2} GiB", bytes as f64 / GIB),
+            };
+            format!(
+                "data      {} rows, {} tokens, {} of them written by the target; {states}",
+                data.rows, data.tokens, data.generated_tokens
+            )
+        }
         None => "data      not prepared yet: steps and disk space are unknown".to_owned(),
     });
     for drafter in &forecast.drafters {
@@ -148,11 +151,8 @@ fn describe(forecast: &Forecast) -> String {
             drafter.parameters,
             drafter.training_bytes as f64 / GIB
         ));
-        if let (Some(bytes), Some(steps)) = (drafter.state_bytes, drafter.steps) {
-            let gib = bytes as f64 / GIB;
-            lines.push(format!(
-                "          {steps} steps; cached states would take {gib:.2} GiB"
-            ));
+        if let Some(steps) = drafter.steps {
+            lines.push(format!("          {steps} steps"));
         }
     }
     lines.join("\n")
@@ -162,20 +162,17 @@ fn refuse_excess(session: &Session, forecast: &Forecast) -> anyhow::Result<()> {
     let limits = &session.run_file().limits;
     let training = forecast.drafters.iter().map(|d| d.training_bytes).max();
     let memory = (forecast.target_bytes + training.unwrap_or(0)) as f64 / GIB;
-    let states = forecast.drafters.iter().filter_map(|d| d.state_bytes).max();
-    let disk = if session.run_file().capture.mode == CaptureMode::Cached {
-        states.unwrap_or(0) as f64 / GIB
-    } else {
-        0.0
-    };
-    for (key, needed, limit) in [
-        ("memory_gib", memory, limits.memory_gib),
-        ("disk_gib", disk, limits.disk_gib),
+    let disk = forecast.data.as_ref().map_or(0, |data| data.state_bytes) as f64 / GIB;
+    let smaller = "a smaller drafter or draft vocabulary needs less, and so does `target.dtype = \"bf16\"`; or raise the limit";
+    let fewer = "use fewer rows, `capture.mode = \"online\"`, or raise the limit";
+    for (key, needed, limit, hint) in [
+        ("memory_gib", memory, limits.memory_gib, smaller),
+        ("disk_gib", disk, limits.disk_gib, fewer),
     ] {
         if let Some(limit) = limit.filter(|limit| needed > *limit) {
             return Err(CliError::usage(
                 format!("the run needs {needed:.2} GiB, more than `limits.{key}` = {limit}"),
-                "use fewer rows, `capture.mode = \"online\"`, or raise the limit",
+                hint,
             )
             .into());
         }

@@ -33,7 +33,7 @@ fn refuse_unusable(session: &Session) -> anyhow::Result<()> {
             session.target()?;
             stages::train::refuse_unfit_drafters(session)?;
             stages::capture::refuse_states_of_another_target(session)?;
-            return stages::eval::refuse_missing_suites(session);
+            return stages::eval::refuse_unusable(session);
         }
     }
     Ok(())

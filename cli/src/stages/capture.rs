@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use draftsmith_data::cache::format::MANIFEST;
 use draftsmith_data::cache::{
-    CacheIdentity, CacheManifest, CaptureFigures, CaptureJob, CaptureMode, capture, discard,
+    CacheIdentity, CacheManifest, CaptureFigures, CaptureJob, CaptureMode, capture, discard, space,
 };
 use draftsmith_data::dataset::{Dataset, Manifest, read_manifest};
 use draftsmith_data::hidden::{CachedSource, HiddenStateSource, OnlineSource};
@@ -77,6 +77,24 @@ impl Stage for Capture {
         }
         Ok(())
     }
+}
+
+/// Bytes that the cached states of all drafters take on disk; 0 where nothing is cached.
+pub(crate) fn forecast(session: &Session, dataset: &Dataset) -> anyhow::Result<u64> {
+    if !is_cached(session) {
+        return Ok(0);
+    }
+    let rows: Vec<TokenRow> = (0..dataset.len()).map(|row| dataset.row(row)).collect();
+    let of_figures = match figures(session) {
+        CaptureFigures::Compute => space::forecast_figures(&rows),
+        CaptureFigures::Skip => 0,
+    };
+    let sets = layer_sets(session)?.into_iter();
+    let of_set = |aux_layer_ids| {
+        let spec = StateSpec { aux_layer_ids };
+        space::forecast(&rows, &spec, session.spec().hidden_size) + of_figures
+    };
+    Ok(sets.map(of_set).sum())
 }
 
 /// The source of states that `[capture]` asks for, giving the blocks `aux_layer_ids`.

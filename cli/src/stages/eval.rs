@@ -1,6 +1,6 @@
 //! `eval`: trained drafters and the baselines, by real decoding.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use draftsmith_data::prompts::{self, PromptSettings};
 use draftsmith_data::source::Roles;
@@ -242,6 +242,11 @@ fn draft_model(session: &Session) -> anyhow::Result<Option<TargetModel>> {
     let Some(folder) = &session.run_file().eval.draft_model else {
         return Ok(None);
     };
+    refuse_other_tokenizer(session, folder)?;
+    Ok(Some(session.load_model(folder)?))
+}
+
+fn refuse_other_tokenizer(session: &Session, folder: &Path) -> anyhow::Result<()> {
     let tokenizer = super::tokenizer(session)?;
     let own = ChatTokenizer::load(folder)?;
     if let Some((id, expected, found)) = tokenizer.first_difference(&own) {
@@ -254,7 +259,7 @@ fn draft_model(session: &Session) -> anyhow::Result<Option<TargetModel>> {
         )
         .into());
     }
-    Ok(Some(session.load_model(folder)?))
+    Ok(())
 }
 
 /// Decodes the suites under other settings and without a report: with the trained drafters, or with fresh ones where none
@@ -476,8 +481,12 @@ fn warn_of_other_sampling(session: &Session, name: &str, calibration: &Calibrati
     }
 }
 
-/// Refuses suites whose prompt file does not exist.
-pub(crate) fn refuse_missing_suites(session: &Session) -> anyhow::Result<()> {
+/// Refuses what would stop the evaluation: unknown devices, a draft model of another tokenizer, missing prompt files.
+pub(crate) fn refuse_unusable(session: &Session) -> anyhow::Result<()> {
+    devices(session)?;
+    if let Some(folder) = &session.run_file().eval.draft_model {
+        refuse_other_tokenizer(session, folder)?;
+    }
     let suites = &session.run_file().eval.suites;
     match suites.iter().find(|suite| !suite.file.is_file()) {
         None => Ok(()),

@@ -174,6 +174,14 @@ impl TargetSpec {
         }
     }
 
+    /// Numbers in the matrices and biases of all blocks.
+    pub fn num_block_weights(&self) -> usize {
+        let heads = self.head_dim * (self.num_heads + 2 * self.num_kv_heads);
+        let biases = if self.qkv_bias { heads } else { 0 };
+        let attention = self.hidden_size * (heads + self.head_dim * self.num_heads) + biases;
+        self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+    }
+
     fn validate(&self, path: &Path) -> Result<(), ModelError> {
         let bad = |key: &str, expected: &str, found: usize| ModelError::ConfigKey {
             key: key.to_owned(),
