@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use draftsmith_models::batch::{DraftBatch, TargetStates, TokenBatch, TokenRow};
+use draftsmith_models::batch::{TargetStates, TokenBatch, TokenRow};
 use draftsmith_models::error::ModelError;
 use draftsmith_models::file;
 use draftsmith_models::sample::Sampling;
@@ -15,7 +15,7 @@ use draftsmith_models::vocab::VocabMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::EvalError;
-use crate::exact::{Candidate, ExactSettings, for_each_reached_slot, has_round};
+use crate::exact::{Candidate, ExactSettings, for_each_batch, for_each_reached_slot};
 
 /// Name of the file in the folder of a checkpoint.
 pub const FILE: &str = "calibration.json";
@@ -218,24 +218,16 @@ impl Pass<'_> {
         options: impl Fn(usize) -> Vec<Sampling>,
     ) -> Result<Search, EvalError> {
         let mut search = Search::default();
-        let measurable: Vec<&TokenRow> = self.rows.iter().filter(|row| has_round(row)).collect();
-        for chunk in measurable.chunks(self.settings.batch_rows.max(1)) {
-            let tokens = TokenBatch {
-                rows: chunk.iter().map(|row| (*row).clone()).collect(),
-            };
-            let batch = DraftBatch {
-                states: states(&tokens)?,
-                tokens,
-            };
-            for_each_reached_slot(self.candidate, &batch, self.settings, |slot| {
+        for_each_batch(self.rows, self.settings, states, |batch| {
+            for_each_reached_slot(self.candidate, batch, self.settings, |slot| {
                 let of = |option: &Sampling| {
                     let q = option.probabilities(slot.draft);
                     overlap(slot.p, &q, self.candidate.vocab)
                 };
                 let overlaps = options(slot.depth).iter().map(of).collect::<Vec<f64>>();
                 search.add(slot.depth, slot.weight, overlaps);
-            })?;
-        }
+            })
+        })?;
         Ok(search)
     }
 }

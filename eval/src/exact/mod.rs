@@ -10,6 +10,7 @@ mod ratios;
 mod reached;
 mod schedule;
 mod sums;
+mod target_law;
 
 use draftsmith_data::hidden::HiddenStateSource;
 use draftsmith_models::batch::{DraftBatch, TargetStates, TokenBatch, TokenRow};
@@ -218,26 +219,37 @@ pub fn exact_with(
         .unwrap_or(candidate.drafter.num_depths())
         .min(candidate.drafter.max_depths().unwrap_or(usize::MAX));
     let mut sums = Sums::new(depths);
-    let measurable: Vec<&TokenRow> = rows.iter().filter(|row| has_round(row)).collect();
-    for chunk in measurable.chunks(settings.batch_rows.max(1)) {
-        let tokens = TokenBatch {
-            rows: chunk.iter().map(|row| (*row).clone()).collect(),
-        };
-        let batch = DraftBatch {
-            states: states(&tokens)?,
-            tokens,
-        };
-        let table = ratios::of_batch(candidate, &teacher, &batch, depths, settings)?;
+    for_each_batch(rows, settings, &mut states, |batch| {
+        let table = ratios::of_batch(candidate, &teacher, batch, depths, settings)?;
         for (row, anchors) in batch.tokens.rows.iter().zip(&table) {
             sums.add_row(row, anchors);
         }
-    }
+        Ok(())
+    })?;
     if sums.is_empty() {
         return Err(EvalError::NothingToMeasure {
             num_rows: rows.len(),
         });
     }
     Ok(sums.report(settings))
+}
+
+/// Calls `visit` with the rows that have a round, some at a time, and their states.
+pub(crate) fn for_each_batch(
+    rows: &[TokenRow],
+    settings: &ExactSettings,
+    states: &mut impl FnMut(&TokenBatch) -> Result<TargetStates, EvalError>,
+    mut visit: impl FnMut(&DraftBatch) -> Result<(), EvalError>,
+) -> Result<(), EvalError> {
+    let measurable: Vec<&TokenRow> = rows.iter().filter(|row| has_round(row)).collect();
+    for chunk in measurable.chunks(settings.batch_rows.max(1)) {
+        let tokens = TokenBatch {
+            rows: chunk.iter().map(|row| (*row).clone()).collect(),
+        };
+        let states = states(&tokens)?;
+        visit(&DraftBatch { tokens, states })?;
+    }
+    Ok(())
 }
 
 /// Whether decoding takes a round for the marked tokens of a row.

@@ -9,9 +9,10 @@ use draftsmith_models::objective::{
 use draftsmith_models::sample::Sampling;
 use draftsmith_models::slot::{Slot, batch_slots};
 
+use super::target_law::{TargetLaw, is_finite};
 use super::{Candidate, ExactSettings};
 use crate::error::EvalError;
-use crate::verify::SlotLaw;
+use crate::verify::{SlotLaw, TrainingScore};
 
 /// One slot: how likely its draft is accepted.
 #[derive(Clone, Copy, Debug, Default)]
@@ -92,9 +93,12 @@ fn of_slots(
     let sampling = settings.sampling;
     let is_plain = sampling == Sampling::at(sampling.temperature);
     let is_whole = is_plain && candidate.calibration.is_none();
-    match settings.rule.name() {
-        "greedy" => of_scores(input, settings, 1.0, true), // reads argmaxes only, which no temperature moves
-        "sampling" if is_whole => of_scores(input, settings, sampling.temperature, false),
+    match settings.rule.training_score() {
+        // Argmaxes are moved by no temperature.
+        Some(TrainingScore::Argmax) => of_scores(input, settings, 1.0, true),
+        Some(TrainingScore::Overlap) if is_whole => {
+            of_scores(input, settings, sampling.temperature, false)
+        }
         _ => of_laws(candidate, input, settings),
     }
 }
@@ -121,41 +125,33 @@ fn of_laws(
     settings: &ExactSettings,
 ) -> Vec<Option<SlotRatio>> {
     let mut ratios = Vec::with_capacity(input.slots.len());
-    let mut p: Option<((usize, usize), Vec<f64>)> = None;
+    let mut target = TargetLaw::default();
     for_each_slot_logits(input, settings.chunk_positions, |logits| {
         let depth = logits.slot.depth;
         let drawn = candidate.draft_sampling(settings.rule, settings.sampling, depth);
-        ratios.push(of_law(input, settings, drawn, &mut p, logits));
+        ratios.push(of_law(input, settings, drawn, &mut target, &logits));
     });
     ratios
 }
 
-/// `known` keeps the target's distribution of the last position: several slots share it.
 fn of_law(
     input: &ObjectiveInput<'_>,
     settings: &ExactSettings,
     drawn: Sampling,
-    known: &mut Option<((usize, usize), Vec<f64>)>,
-    logits: SlotLogits<'_>,
+    target: &mut TargetLaw,
+    logits: &SlotLogits<'_>,
 ) -> Option<SlotRatio> {
-    let is_finite = |logits: &[f32]| logits.iter().all(|logit| logit.is_finite());
-    let place = (logits.slot.row, logits.slot.teacher_position());
-    if known.as_ref().is_none_or(|(at, _)| *at != place) {
-        if !is_finite(logits.target) {
-            return None;
-        }
-        *known = Some((place, settings.sampling.probabilities(logits.target)));
-    }
-    let (_, p) = known.as_ref()?;
+    let p = target.at(logits, &settings.sampling)?;
     if !is_finite(logits.draft) {
         return None;
     }
     let q = drawn.probabilities(logits.draft);
+    let slot = logits.slot;
     let law = SlotLaw {
         p,
         q: &q,
         vocab: input.teacher.vocab,
-        token: input.batch.tokens.rows[place.0].ids[place.1 + 1],
+        token: input.batch.tokens.rows[slot.row].ids[slot.teacher_position() + 1],
     };
     let realised = settings.rule.realised()?(&law);
     Some(SlotRatio {

@@ -6,6 +6,7 @@ use draftsmith_models::slot::batch_slots;
 
 use super::ratios::{self, RatioTable};
 use super::sums::turns;
+use super::target_law::TargetLaw;
 use super::{Candidate, ExactSettings};
 use crate::error::EvalError;
 use crate::round_dp::reach_probabilities;
@@ -38,14 +39,13 @@ pub(crate) fn for_each_reached_slot(
     let reach = reach(batch, &table, depths);
     for slots in drafter.passes(batch_slots(&batch.tokens, depths)) {
         let input = ratios::input(drafter, &teacher, batch, &slots);
-        let mut known: Option<((usize, usize), Vec<f64>)> = None;
+        let mut target = TargetLaw::default();
         for_each_slot_logits(&input, settings.chunk_positions, |logits| {
             let slot = logits.slot;
-            let place = (slot.row, slot.teacher_position());
-            if known.as_ref().is_none_or(|(at, _)| *at != place) {
-                known = Some((place, settings.sampling.probabilities(logits.target)));
-            }
-            let Some((_, p)) = &known else { return };
+            // Scores that are no numbers have ended the table above.
+            let Some(p) = target.at(&logits, &settings.sampling) else {
+                return;
+            };
             visit(ReachedSlot {
                 depth: slot.depth,
                 weight: reach[slot.row][slot.anchor][slot.depth],

@@ -2,7 +2,7 @@
 
 use draftsmith_models::sample::{Sampling, argmax};
 
-use super::{Chance, Realised, RowToVerify, TopTwo, Verdict, VerifyRule, top_two};
+use super::{Chance, Realised, RowToVerify, TopTwo, TrainingScore, Verdict, VerifyRule, top_two};
 use crate::propose::DraftChoice;
 
 /// Accepts draft `x` iff `x = argmax p`; the text equals plain greedy decoding, up to numerical ties.
@@ -24,6 +24,10 @@ impl VerifyRule for Greedy {
 
     fn realised(&self) -> Option<Realised> {
         Some(|law| f64::from(u8::from(law.is_most_probable())))
+    }
+
+    fn training_score(&self) -> Option<TrainingScore> {
+        Some(TrainingScore::Argmax)
     }
 
     fn verify(&self, row: &RowToVerify<'_>, _chance: &mut dyn Chance) -> Verdict {

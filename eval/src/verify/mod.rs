@@ -99,6 +99,15 @@ impl SlotLaw<'_> {
     }
 }
 
+/// What training computes of every slot, and what acceptance is without truncation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrainingScore {
+    /// Whether drafter and target have one most probable token.
+    Argmax,
+    /// `sum(min(p, q))`, and `min(1, q / p)` of the token of the text.
+    Overlap,
+}
+
 /// What became of the drafts of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
@@ -136,6 +145,11 @@ pub trait VerifyRule: Debug + Send + Sync {
     /// How likely a draft is accepted and is the token of the text, given the text; `None` where drafts are not judged
     /// one by one.
     fn realised(&self) -> Option<Realised>;
+
+    /// The score of training that says how likely a draft is accepted, where one does: faster than whole distributions.
+    fn training_score(&self) -> Option<TrainingScore> {
+        None
+    }
 
     /// Whether the target chooses for itself and drafts are right when they are its choice, so that several may be tried.
     fn walks_trees(&self) -> bool {

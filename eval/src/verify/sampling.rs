@@ -6,7 +6,7 @@
 
 use draftsmith_models::sample::Sampling;
 
-use super::{Chance, Realised, RowToVerify, Verdict, VerifyRule};
+use super::{Chance, Realised, RowToVerify, TrainingScore, Verdict, VerifyRule};
 use crate::propose::{DraftChoice, DraftDistribution, DraftToken};
 
 /// Speculative sampling for chains.
@@ -32,6 +32,10 @@ impl VerifyRule for SpeculativeSampling {
             p if p > 0.0 => accept_probability(law.q_of_token(), p),
             _ => 0.0, // rounding moved the cut of a truncation: the draft would not pass here
         })
+    }
+
+    fn training_score(&self) -> Option<TrainingScore> {
+        Some(TrainingScore::Overlap)
     }
 
     fn verify(&self, row: &RowToVerify<'_>, chance: &mut dyn Chance) -> Verdict {
