@@ -21,6 +21,7 @@ stage() {
     part=$1 into=$2
     shift 2
     "$draftsmith" "$part" "$config" --quiet --out "$into" --set capture.mode=cached \
+        --set objective.slot_weight='{ step_decay = 0.9 }' \
         --set regenerate.sampling="{ temperature = $temperature }" --set eval.baselines='[]' --set eval.max_new_tokens=8 \
         --set eval.suites='[{ name = "one", file = "assets/prompts/eval-math.jsonl", limit = 1 }]' "$@"
 }
