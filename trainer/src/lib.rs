@@ -1,4 +1,4 @@
-//! Objective, optimizer, step loop, checkpoints and logs.
+//! Step loop, optimizer, checkpoints and logs; the objective is that of `draftsmith-models`.
 //!
 //! [`run::train`] is the entry: it takes the settings of a run file and the parts it trains with (data
 //! rows, hidden states, a validator), and leaves checkpoints and logs in a folder. The data order, the
