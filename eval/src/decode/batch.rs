@@ -211,6 +211,7 @@ impl<'a, 'p> Batch<'a, 'p> {
             tokens: &row.ids,
             max_tokens: row.max_drafts(settings),
             stream: row.stream,
+            stop_ids: &settings.stop_ids,
         });
         (rows.collect(), &mut *self.proposer)
     }

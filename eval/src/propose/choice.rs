@@ -89,6 +89,7 @@ mod tests {
                 tokens: &vec![0; committed],
                 max_tokens: 4,
                 stream,
+                stop_ids: &[],
             };
             choose(&[0.0; 8], &vocab, &rule, &row, depth).unwrap().id
         };

@@ -96,6 +96,8 @@ pub struct ProposeRow<'a> {
     pub max_tokens: usize,
     /// Stream of random numbers of the sequence.
     pub stream: u64,
+    /// Tokens that end the text: nothing behind one can become text.
+    pub stop_ids: &'a [u32],
 }
 
 /// How a verification rule wants its drafts to be chosen.

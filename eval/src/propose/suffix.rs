@@ -84,6 +84,7 @@ mod tests {
                 tokens,
                 max_tokens,
                 stream: 0,
+                stop_ids: &[],
             });
             let drafts = lookup.propose(&rows, &rule).unwrap();
             let ids = |drafts: &Vec<DraftToken>| drafts.iter().map(|draft| draft.id).collect();

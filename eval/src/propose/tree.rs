@@ -141,11 +141,13 @@ impl Grower<'_> {
                 let tree = &mut trees[at.row];
                 let value = at.node.map_or(1.0, |node| tree[node].value);
                 for (id, share) in self.best(scores, &rows[at.row], depth)? {
-                    next.push(Open {
-                        row: at.row,
-                        node: Some(tree.len()),
-                        state: place,
-                    });
+                    if !rows[at.row].stop_ids.contains(&id) {
+                        next.push(Open {
+                            row: at.row,
+                            node: Some(tree.len()),
+                            state: place,
+                        });
+                    }
                     tree.push(Node {
                         id,
                         parent: at.node,

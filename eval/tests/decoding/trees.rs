@@ -2,9 +2,13 @@
 
 use draftsmith_eval::acceptance::Acceptance;
 use draftsmith_eval::decode::{DecodeSettings, SequenceRecord};
-use draftsmith_eval::propose::tree::TreeShape;
-use draftsmith_eval::propose::{DrafterProposer, NoProposer, SuffixLookup};
+use draftsmith_eval::error::EvalError;
+use draftsmith_eval::propose::tree::{DraftTree, TreeShape};
+use draftsmith_eval::propose::{
+    DraftRule, DraftToken, DrafterProposer, NoProposer, ProposeRow, Proposer, SuffixLookup,
+};
 use draftsmith_models::batch::StateSpec;
+use draftsmith_models::drafter::Committed;
 use draftsmith_models::rng::{Purpose, Stream};
 use draftsmith_models::target::TargetModel;
 use draftsmith_models::target::tree::TreeTokens;
@@ -168,4 +172,86 @@ fn trees_change_no_text_and_reach_further_than_chains() {
         gains.iter().all(|gain| *gain > 0.0) && mean > 0.1,
         "{gains:?}"
     );
+}
+
+/// Looks at the trees of a proposer.
+#[derive(Debug)]
+struct Watched<'a> {
+    inner: DrafterProposer<'a>,
+    stop_ids: &'a [u32],
+    stops: usize,
+}
+
+impl Proposer for Watched<'_> {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn state_spec(&self) -> StateSpec {
+        self.inner.state_spec()
+    }
+
+    fn begin(&mut self, num_rows: usize, capacity: usize) {
+        self.inner.begin(num_rows, capacity);
+    }
+
+    fn propose(
+        &mut self,
+        rows: &[ProposeRow<'_>],
+        rule: &DraftRule,
+    ) -> Result<Vec<Vec<DraftToken>>, EvalError> {
+        self.inner.propose(rows, rule)
+    }
+
+    fn propose_trees(
+        &mut self,
+        rows: &[ProposeRow<'_>],
+        rule: &DraftRule,
+        shape: TreeShape,
+    ) -> Result<Vec<DraftTree>, EvalError> {
+        let trees = self.inner.propose_trees(rows, rule, shape)?;
+        for tree in &trees {
+            let is_stop = |id: &u32| self.stop_ids.contains(id);
+            self.stops += tree.ids.iter().filter(|id| is_stop(id)).count();
+            let parents = tree.parents.iter().flatten();
+            assert!(!parents.map(|&at| tree.ids[at]).any(|id| is_stop(&id)));
+        }
+        Ok(trees)
+    }
+
+    fn commit(&mut self, committed: &Committed) {
+        self.inner.commit(committed);
+    }
+
+    fn keep_rows(&mut self, rows: &[usize]) {
+        self.inner.keep_rows(rows);
+    }
+}
+
+/// Drafts behind a stop token could never become text, and would take the place of those that could.
+/// Red under: the condition on `stop_ids` in `Grower::grow` left out.
+#[test]
+fn nothing_is_drafted_behind_a_stop_token() {
+    let target = target();
+    let sequences = prompts(8);
+    let vocab = reduced_vocab();
+    let stop_ids: Vec<u32> = vocab.target_ids().iter().copied().step_by(3).collect();
+    let settings = DecodeSettings {
+        stop_ids: stop_ids.clone(),
+        tree: Some(TreeShape {
+            width: 4,
+            nodes: 16,
+        }),
+        ..settings(0.0, 4)
+    };
+    for drafter in &drafters(&target, &vocab) {
+        let inner = DrafterProposer::new(drafter.family(), drafter, target.ends(), &vocab);
+        let mut watched = Watched {
+            inner,
+            stop_ids: &stop_ids,
+            stops: 0,
+        };
+        run_by("greedy", &target, &mut watched, &sequences, &settings);
+        assert!(watched.stops > 0, "{}: none was drafted", drafter.family());
+    }
 }
