@@ -29,7 +29,7 @@ fn import_target(source: &Path, folder: &Path, console: &Console) -> anyhow::Res
             .set(at.done_tensors as u64);
     })?;
     if let Some(progress) = progress {
-        progress.finish(report.num_tensors as u64);
+        progress.finish_as(report.num_tensors as u64, "tensors");
     }
     console.value(&report, || imported(&report))
 }

@@ -316,6 +316,8 @@ fn measure(session: &Session, input: &SuiteRun<'_>, parts: &Parts) -> anyhow::Re
             at.temperature,
             at.suite
         );
+        // Decodes that were kept from an earlier start are none of this one's.
+        progress.begin(at.sequences_done as u64);
         progress.set_with((at.sequences_done + at.decode.finished) as u64, &note);
         !session.interrupt().is_asked()
     });
