@@ -159,6 +159,40 @@ fn keys_that_regenerated_answers_replace_are_refused() {
     place.refused(&temperature, "text_temperature_beside_regenerate");
 }
 
+/// Red under: the call of `refuse_texts_of_no_prompt` left out; `is_known` in `RegenerateConfig::validate` always false.
+#[test]
+fn validation_texts_that_measure_nothing_new_are_refused() {
+    let place = Workplace::new();
+    let texts = |texts: &str| format!("regenerate.validation_sampling={texts}");
+    let twice = texts("[{ temperature = 0.0 }, { temperature = 1.0 }]");
+    place.refused(
+        &["run", "run.toml", "--set", &twice],
+        "validation_text_twice",
+    );
+    let one = texts("[{ temperature = 0.0 }]");
+    let set = ["--set", &one, "--set", "data.validation_fraction=0.0"];
+    place.refused(
+        &[&["run", "run.toml"], &set[..]].concat(),
+        "validation_text_of_no_prompt",
+    );
+}
+
+/// Red under: either call of `nothing_to_decode` left out.
+#[test]
+fn an_evaluation_without_prompts_is_refused() {
+    let place = Workplace::new();
+    let none = ["run", "run.toml", "--set", "data.validation_fraction=0.0"];
+    place.refused(&none, "no_validation_row_and_no_suite");
+    let run = place.run(&["run", "run.toml"]);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    place.write("empty.jsonl", "");
+    let suite = "eval.suites=[{ name = \"empty\", file = \"empty.jsonl\" }]";
+    place.refused_later(
+        &["eval", "run.toml", "--set", suite],
+        "suite_without_prompts",
+    );
+}
+
 /// Red under: `for_sampling` in `EvalConfig::validate` replaced by `find(rule)`.
 #[test]
 fn a_rule_that_a_temperature_does_not_allow_is_refused_before_any_work() {

@@ -75,6 +75,51 @@ fn a_run_trains_measures_and_exports_and_a_second_run_does_nothing() {
     }
 }
 
+/// Each validation text is measured as it was drawn, and the best checkpoint is the best in the mean.
+///
+/// Seen red: `Some(Sampling::default())` for `text.sampling` in `ExactValidator::new`; `score: sum`.
+#[test]
+fn validations_look_at_every_text_as_it_was_drawn() {
+    let place = Workplace::new();
+    let further =
+        "regenerate.validation_sampling=[{ temperature = 0.0 }, { temperature = 1.5, top_k = 20 }]";
+    let set = ["--set", further, "--set", "capture.mode=cached"];
+    let outcome = place.run(&[&["run", "run.toml"], &set[..]].concat());
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    let manifest = json(&place, "out/data/rows/manifest.json");
+    let texts = manifest["texts"].as_array().unwrap();
+    let temperatures = texts.iter().map(|text| &text["sampling"]["temperature"]);
+    assert_eq!(temperatures.collect::<Vec<_>>(), [1.0, 0.0, 1.5]);
+    assert_eq!(texts[1]["rows"], texts[2]["rows"]);
+    let answers = json(&place, "out/data/answers-t1.5-k20.manifest.json");
+    assert_eq!(answers["identity"]["settings"]["sampling"]["top_k"], 20);
+
+    let report = json(&place, "out/eval/report.json");
+    let exact = report["exact"].as_array().unwrap();
+    let rules: Vec<&str> = exact
+        .iter()
+        .map(|entry| entry["report"]["rule"].as_str().unwrap())
+        .collect();
+    assert_eq!(rules, ["sampling", "greedy", "sampling"]);
+    for (entry, text) in exact.iter().zip(texts) {
+        assert_eq!(entry["report"]["text_matches_rule"], true);
+        assert_eq!(entry["report"]["sampling"], text["sampling"]);
+    }
+    let tau = |entry: &Value| entry["report"]["by_gamma"][1]["tau"].as_f64().unwrap();
+    let mean = exact.iter().map(tau).sum::<f64>() / 3.0;
+    let lines = place.read("out/eagle3/metrics.jsonl");
+    let last: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+    for (name, entry) in ["", "t0/", "t1.5-k20/"].iter().zip(exact) {
+        let figure = &last["validation"][format!("{name}tau_gamma_2")];
+        assert_eq!(figure.as_f64(), Some(tau(entry)));
+    }
+    let latest = place.read("out/eagle3/checkpoints/latest");
+    let state = format!("out/eagle3/checkpoints/{}/state.json", latest.trim());
+    let state = json(&place, &state);
+    let score = state["best"]["score"].as_f64().unwrap();
+    assert!((score - mean).abs() < 1e-12, "{score} {mean}");
+}
+
 #[test]
 fn a_changed_section_reruns_only_what_depends_on_it() {
     let place = Workplace::new();

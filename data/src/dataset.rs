@@ -12,6 +12,7 @@ use draftsmith_models::batch::TokenRow;
 use draftsmith_models::checkpoint::TemplateRecord;
 use draftsmith_models::file as model_file;
 use draftsmith_models::rng::{Purpose, Stream, stable_hash};
+use draftsmith_models::sample::Sampling;
 use draftsmith_models::slot;
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +23,7 @@ use file::Columns;
 pub use statistics::{SourceSummary, Summary};
 
 /// Version of the manifest and of the columns; readers refuse others.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 const MANIFEST: &str = "manifest.json";
 const DATA: &str = "tokens.arrow";
@@ -39,6 +40,43 @@ pub struct DatasetRow {
     pub tokens: MarkedTokens,
     /// Whether it was cut to the maximum length.
     pub clipped: bool,
+    /// Place of its text among [`Manifest::texts`].
+    pub text: usize,
+}
+
+/// Rows whose answers were drawn alike: the text to train on, or one that only measures.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Text {
+    /// How the target drew the answers; unset where nobody knows.
+    pub sampling: Option<Sampling>,
+    /// Number of rows.
+    pub rows: usize,
+    /// Number of tokens.
+    pub tokens: usize,
+    /// Number of tokens that the target generated.
+    pub generated_tokens: usize,
+    /// Number of valid slots of depth 0: the anchors that serving can visit.
+    pub anchors: usize,
+}
+
+impl Text {
+    fn of(sampling: Option<Sampling>, rows: &[&DatasetRow]) -> Self {
+        let mut text = Self {
+            sampling,
+            rows: 0,
+            tokens: 0,
+            generated_tokens: 0,
+            anchors: 0,
+        };
+        for row in rows {
+            text.rows += 1;
+            text.tokens += row.tokens.ids.len();
+            text.generated_tokens += row.tokens.num_generated();
+            text.anchors += num_anchors(&row.tokens.turns);
+        }
+        text
+    }
 }
 
 /// What a data set holds and what it was made from.
@@ -51,24 +89,27 @@ pub struct Manifest {
     pub rows: usize,
     /// Number of tokens.
     pub tokens: usize,
-    /// Number of tokens that the target generated.
-    pub generated_tokens: usize,
-    /// Number of valid slots of depth 0: the anchors that serving can visit.
-    pub anchors: usize,
+    /// The text to train on, then those of the prompts set aside under other settings.
+    pub texts: Vec<Text>,
     /// Maximum row length that was set.
     pub max_len: usize,
-    /// What happened to the input rows.
+    /// What happened to the input rows of the text to train on.
     pub counts: Counts,
-    /// Lengths and sources.
+    /// Lengths and sources of the text to train on.
     pub summary: Summary,
     /// blake3 of `tokenizer.json`, hex.
     pub tokenizer_blake3: String,
     /// Template and options; empty when no row was rendered.
     pub template: TemplateRecord,
-    /// Hash over settings, input files, tokenizer and template; a change makes the data set stale.
-    pub inputs_blake3: String,
     /// blake3 of the data file, hex.
     pub data_blake3: String,
+}
+
+impl Manifest {
+    /// The text to train on; panics for a manifest that was not read or made here.
+    pub fn training_text(&self) -> &Text {
+        &self.texts[0]
+    }
 }
 
 /// Where a data set comes from.
@@ -82,8 +123,8 @@ pub struct Origin {
     pub tokenizer_blake3: String,
     /// Template and options.
     pub template: TemplateRecord,
-    /// Hash over everything it was made from.
-    pub inputs_blake3: String,
+    /// How the answers of each text were drawn, that of the training text first.
+    pub samplings: Vec<Option<Sampling>>,
 }
 
 /// Rows for training and rows that only measure.
@@ -91,8 +132,8 @@ pub struct Origin {
 pub struct SplitIndices {
     /// Indices of training rows, ascending.
     pub train: Vec<usize>,
-    /// Indices of validation rows, ascending.
-    pub validation: Vec<usize>,
+    /// Indices of validation rows of each text of the manifest, ascending.
+    pub validation: Vec<Vec<usize>>,
 }
 
 /// An opened data set.
@@ -103,31 +144,35 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Writes rows into `folder` and opens the result.
+    /// Writes rows, those of the training text first, into `folder` and opens the result.
     ///
     /// # Errors
-    /// [`DataError::EmptyDataset`] without rows, [`DataError::Model`] when a file cannot be written.
+    /// [`DataError::EmptyDataset`] without rows to train on, [`DataError::Model`] when a file cannot be written.
     pub fn create(folder: &Path, rows: &[DatasetRow], origin: Origin) -> Result<Self, DataError> {
-        if rows.is_empty() {
+        if rows.first().is_none_or(|row| row.text != 0) {
             return Err(DataError::EmptyDataset {
                 read: origin.counts.read,
                 reasons: origin.counts.reasons(),
             });
         }
-        let summary = Summary::of(rows)?;
+        let training = rows.iter().take_while(|row| row.text == 0).count();
+        let summary = Summary::of(&rows[..training])?;
         let data_blake3 = file::write(&folder.join(DATA), rows)?;
+        let texts = origin.samplings.into_iter().enumerate();
+        let texts = texts.map(|(text, sampling)| {
+            let rows: Vec<&DatasetRow> = rows.iter().filter(|row| row.text == text).collect();
+            Text::of(sampling, &rows)
+        });
         let manifest = Manifest {
             format_version: FORMAT_VERSION,
             rows: rows.len(),
             tokens: rows.iter().map(|row| row.tokens.ids.len()).sum(),
-            generated_tokens: rows.iter().map(|row| row.tokens.num_generated()).sum(),
-            anchors: rows.iter().map(|row| num_anchors(&row.tokens.turns)).sum(),
+            texts: texts.collect(),
             max_len: origin.max_len,
             counts: origin.counts,
             summary,
             tokenizer_blake3: origin.tokenizer_blake3,
             template: origin.template,
-            inputs_blake3: origin.inputs_blake3,
             data_blake3,
         };
         model_file::write_json(&folder.join(MANIFEST), &manifest)?;
@@ -153,6 +198,11 @@ impl Dataset {
                 columns.len(),
                 manifest.rows
             );
+            return Err(DataError::format(&path, FORMAT, reason));
+        }
+        let num_texts = manifest.texts.len();
+        if num_texts == 0 || (0..columns.len()).any(|row| columns.text(row) >= num_texts) {
+            let reason = "it holds rows of texts that `manifest.json` does not name";
             return Err(DataError::format(&path, FORMAT, reason));
         }
         Ok(Self { manifest, columns })
@@ -202,7 +252,7 @@ impl Dataset {
         self.columns.prompt_len(index)
     }
 
-    /// How often each token id was generated, length `vocab_size`.
+    /// How often each token id was generated in the text to train on, length `vocab_size`.
     ///
     /// # Errors
     /// [`DataError::TokenOutsideVocabulary`] when any id of a row, prompts included, does not fit.
@@ -214,6 +264,9 @@ impl Dataset {
             if ids.iter().any(|id| *id as usize >= vocab_size) {
                 crate::tokenizer::check_ids(&place(), ids, vocab_size)?;
             }
+            if self.columns.text(index) != 0 {
+                continue;
+            }
             for (id, turn) in ids.iter().zip(self.columns.turns(index)) {
                 counts[*id as usize] += u64::from(*turn != 0);
             }
@@ -221,23 +274,29 @@ impl Dataset {
         Ok(counts)
     }
 
-    /// Training and validation rows, chosen by a hash of each row's key.
-    ///
-    /// A row's side depends on seed, fraction and its own key only: rows that are added or removed move
-    /// no other row.
+    /// Training and validation rows: of the training text as [`is_set_aside`] says, of the others all.
     pub fn split(&self, fraction: f64, seed: u64) -> SplitIndices {
-        let mut split = SplitIndices::default();
+        let mut split = SplitIndices {
+            train: Vec::new(),
+            validation: vec![Vec::new(); self.manifest.texts.len()],
+        };
         for index in 0..self.len() {
-            let stream = stable_hash(self.key(index));
-            let draw = Stream::new(seed, Purpose::Split, stream).uniform();
-            if draw < fraction {
-                split.validation.push(index);
+            let text = self.columns.text(index);
+            if text > 0 || is_set_aside(self.key(index), fraction, seed) {
+                split.validation[text].push(index);
             } else {
                 split.train.push(index);
             }
         }
         split
     }
+}
+
+/// Whether the row or prompt of this key only measures.
+///
+/// That depends on seed, fraction and its own key only: rows that are added or removed move no other row.
+pub fn is_set_aside(key: &str, fraction: f64, seed: u64) -> bool {
+    Stream::new(seed, Purpose::Split, stable_hash(key)).uniform() < fraction
 }
 
 /// Reads only the description of a data set.

@@ -222,6 +222,7 @@ pub fn render_coverage(coverage: &VocabularyCoverage) -> String {
 pub fn render_counts(dataset: &Dataset) -> String {
     let manifest = dataset.manifest();
     let counts = &manifest.counts;
+    let text = manifest.training_text();
     let mut out = String::new();
     line(
         &mut out,
@@ -238,10 +239,7 @@ pub fn render_counts(dataset: &Dataset) -> String {
         &mut out,
         format_args!(
             "{} tokens, {} generated, {} anchors; {} rows end with a generated end-of-turn token",
-            manifest.tokens,
-            manifest.generated_tokens,
-            manifest.anchors,
-            counts.rows_with_generated_end
+            text.tokens, text.generated_tokens, text.anchors, counts.rows_with_generated_end
         ),
     );
     for source in &manifest.summary.sources {
@@ -250,6 +248,19 @@ pub fn render_counts(dataset: &Dataset) -> String {
             format_args!(
                 "  {}: {} rows, {} tokens, {} generated, {} clipped",
                 source.source, source.rows, source.tokens, source.generated_tokens, source.clipped
+            ),
+        );
+    }
+    for text in &manifest.texts[1..] {
+        let label = text.sampling.map(|sampling| sampling.label());
+        line(
+            &mut out,
+            format_args!(
+                "  validation text {}: {} rows, {} tokens, {} generated",
+                label.as_deref().unwrap_or("?"),
+                text.rows,
+                text.tokens,
+                text.generated_tokens
             ),
         );
     }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use draftsmith_models::checkpoint::TemplateRecord;
-use draftsmith_models::file;
+use draftsmith_models::sample::Sampling;
 use serde::{Deserialize, Serialize};
 
-use crate::dataset::{self, Dataset, DatasetRow, Origin};
+use crate::dataset::{Dataset, DatasetRow, Origin};
 use crate::error::DataError;
 use crate::mask::{MarkedTokens, Marker, mark_ids};
 use crate::source::jsonl::{JsonlObjects, JsonlRows};
@@ -97,20 +97,46 @@ impl DataConfig {
     }
 }
 
+/// Answers to prompts that are set aside, drawn otherwise than the text to train on.
+#[derive(Clone, Debug)]
+pub struct ValidationFile {
+    /// How the target drew them.
+    pub sampling: Sampling,
+    /// JSON Lines file of conversations.
+    pub path: PathBuf,
+}
+
+/// How the answers of a data set were drawn.
+#[derive(Clone, Debug, Default)]
+pub struct Texts {
+    /// Those of the files of [`DataConfig`]; unset where nobody knows.
+    pub training: Option<Sampling>,
+    /// Further answers, which only measure.
+    pub validation: Vec<ValidationFile>,
+}
+
 /// Reads, renders, tokenises and marks all rows, and writes the data set into `out`.
 ///
-/// Nothing is written unless every line of every file was understood.
+/// Nothing is written unless every line of every file was understood. Rows of validation texts keep their key, with
+/// the label of their sampling behind it.
 ///
 /// # Errors
 /// [`DataError`]: a damaged line, unknown roles, an option that the template never reads, no row left, or
 /// a file that cannot be read or written.
 pub fn prepare(
     config: &DataConfig,
+    texts: &Texts,
     tokenizer: &ChatTokenizer,
     out: &Path,
 ) -> Result<Dataset, DataError> {
     config.validate()?;
-    let collected = collect(config, tokenizer)?;
+    let mut collected = collect(config, tokenizer)?;
+    let mut samplings = vec![texts.training];
+    for file in &texts.validation {
+        let rows = validation_rows(config, file, samplings.len(), tokenizer)?;
+        collected.rows.extend(rows);
+        samplings.push(Some(file.sampling));
+    }
     let template = match tokenizer.template_if_any() {
         Some(template) if collected.rendered => template.record(&config.template_options),
         _ => TemplateRecord::default(),
@@ -120,64 +146,33 @@ pub fn prepare(
         counts: collected.counts,
         tokenizer_blake3: tokenizer.hash().to_owned(),
         template,
-        inputs_blake3: inputs_fingerprint(config, tokenizer)?,
+        samplings,
     };
     Dataset::create(out, &collected.rows, origin)
 }
 
-/// Whether `folder` holds a data set made from exactly these settings, files, tokenizer and template.
-///
-/// # Errors
-/// [`DataError`] when an input file cannot be read. A missing or damaged manifest is simply not current.
-pub fn is_current(
+/// The rows of one text that only measures, `text` among those of the data set.
+fn validation_rows(
     config: &DataConfig,
+    file: &ValidationFile,
+    text: usize,
     tokenizer: &ChatTokenizer,
-    folder: &Path,
-) -> Result<bool, DataError> {
-    let Ok(manifest) = dataset::read_manifest(folder) else {
-        return Ok(false);
-    };
-    Ok(manifest.inputs_blake3 == inputs_fingerprint(config, tokenizer)?)
-}
-
-/// Hash over everything that decides the rows: settings, contents of the input files, tokenizer, template.
-///
-/// # Errors
-/// [`DataError`] when an input file cannot be read.
-pub fn inputs_fingerprint(
-    config: &DataConfig,
-    tokenizer: &ChatTokenizer,
-) -> Result<String, DataError> {
-    // The split is made when rows are used, and places of files do not matter.
-    let settings = DataConfig {
-        files: Vec::new(),
+) -> Result<Vec<DatasetRow>, DataError> {
+    let config = DataConfig {
+        files: vec![file.path.clone()],
         ids_files: Vec::new(),
-        validation_fraction: 0.0,
+        max_rows: None,
+        max_generated_tokens: None,
         ..config.clone()
     };
-    let settings = serde_json::to_vec(&settings)
-        .map_err(|e| DataError::setting(format!("`data` cannot be written as JSON: {e}"), ""))?;
-    let mut hasher = blake3::Hasher::new();
-    let mut add = |part: &[u8]| {
-        hasher.update(&(part.len() as u64).to_le_bytes());
-        hasher.update(part);
-    };
-    add(&dataset::FORMAT_VERSION.to_le_bytes());
-    add(&settings);
-    add(tokenizer.hash().as_bytes());
-    for id in tokenizer.end_ids() {
-        add(&id.to_le_bytes());
-    }
-    add(tokenizer
-        .template_if_any()
-        .map_or("", |t| t.source())
-        .as_bytes());
-    for path in config.files.iter().chain(&config.ids_files) {
-        // The stem names rows without ids.
-        add(path.file_stem().unwrap_or_default().as_encoded_bytes());
-        add(blake3::hash(&file::read(path)?).as_bytes());
-    }
-    Ok(hasher.finalize().to_hex().to_string())
+    let rows = collect(&config, tokenizer)?.rows.into_iter();
+    Ok(rows
+        .map(|row| DatasetRow {
+            key: format!("{}@{}", row.key, file.sampling.label()),
+            text,
+            ..row
+        })
+        .collect())
 }
 
 /// Kept rows with what happened to the others.
@@ -300,6 +295,7 @@ impl<'a> Collector<'a> {
             source: conversation.source,
             tokens,
             clipped,
+            text: 0,
         }))
     }
 

@@ -36,6 +36,9 @@ pub struct RegenerateConfig {
     pub batch_rows: usize,
     /// Seed of the random numbers; default 0.
     pub seed: u64,
+    /// Further settings at which the prompts set aside for validation are answered, one text each. Validations measure
+    /// all texts, each as it was drawn. Default: none.
+    pub validation_sampling: Vec<Sampling>,
 }
 
 impl Default for RegenerateConfig {
@@ -45,17 +48,42 @@ impl Default for RegenerateConfig {
             max_new_tokens: 256,
             batch_rows: 32,
             seed: 0,
+            validation_sampling: Vec::new(),
         }
     }
 }
 
 impl RegenerateConfig {
+    /// The settings of one text alone, which decide its answers.
+    #[must_use]
+    pub fn of_text(&self, sampling: Sampling) -> Self {
+        Self {
+            sampling,
+            validation_sampling: Vec::new(),
+            ..self.clone()
+        }
+    }
+
     /// Checks the ranges.
     ///
     /// # Errors
     /// [`DataError`] naming the key.
     pub fn validate(&self) -> Result<(), DataError> {
         self.sampling.validate("regenerate.sampling")?;
+        for (place, sampling) in self.validation_sampling.iter().enumerate() {
+            sampling.validate(&format!("regenerate.validation_sampling[{place}]"))?;
+            let is_known =
+                *sampling == self.sampling || self.validation_sampling[..place].contains(sampling);
+            if is_known {
+                return Err(DataError::setting(
+                    format!(
+                        "`regenerate.validation_sampling[{place}]` repeats {}, a setting that is measured already",
+                        sampling.label()
+                    ),
+                    "name each setting once; `regenerate.sampling` counts, too",
+                ));
+            }
+        }
         for (key, value) in [
             ("max_new_tokens", self.max_new_tokens),
             ("batch_rows", self.batch_rows),

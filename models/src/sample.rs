@@ -54,6 +54,27 @@ impl Sampling {
         self.temperature == 0.0
     }
 
+    /// A short name that differs wherever the setting does, for files and tags: `t0`, `t0.8-k20-p0.95-m0.05`.
+    pub fn label(&self) -> String {
+        let Self {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+        } = self;
+        let mut parts = vec![format!("t{temperature}")];
+        if *top_k > 0 {
+            parts.push(format!("k{top_k}"));
+        }
+        if *top_p < 1.0 {
+            parts.push(format!("p{top_p}"));
+        }
+        if *min_p > 0.0 {
+            parts.push(format!("m{min_p}"));
+        }
+        parts.join("-")
+    }
+
     /// Checks the ranges; `key` names the table in messages.
     ///
     /// # Errors

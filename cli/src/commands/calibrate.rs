@@ -15,7 +15,7 @@ use crate::session::Session;
 use crate::stage::refuse_stale;
 use crate::stages::parts::ExactValidator;
 use crate::stages::train::{self, Train};
-use crate::stages::{dataset, eval, validation_rows};
+use crate::stages::{dataset, eval, validation_texts};
 
 /// What was found for one drafter.
 #[derive(Debug, Serialize)]
@@ -50,17 +50,18 @@ fn calibrate_drafter(
     let folder = train::chosen_checkpoint(session, run)?;
     let name = run.family().to_owned();
     let loaded = eval::load(session, name.clone(), folder.clone())?;
-    let rows = validation_rows(session, run, dataset);
-    session
-        .console()
-        .say(&format!("calibrate {name}: {} rows", rows.len()));
-    let validator = ExactValidator::new(session, run, rows, &loaded.card)?;
+    let texts = validation_texts(session, run, dataset);
+    let validator = ExactValidator::new(session, run, texts, &loaded.card)?;
     let validator = validator.ok_or_else(|| {
         CliError::usage(
             "no validation row was set aside, and there is no other text to calibrate on",
             "set `data.validation_fraction`",
         )
     })?;
+    session.console().say(&format!(
+        "calibrate {name}: {} rows",
+        validator.drawn_text().num_rows()
+    ));
     let found = search(session, &validator, &loaded.drafter, name, &folder)?;
     if found.tau > found.tau_before {
         found.calibration.write(&folder)?;
@@ -78,7 +79,8 @@ fn search(
     folder: &Path,
 ) -> anyhow::Result<Calibrated> {
     let goes_on = || !session.interrupt().is_asked();
-    let mut calibration = match validator.calibrate(drafter, goes_on) {
+    let text = validator.drawn_text();
+    let mut calibration = match validator.calibrate(text, drafter, goes_on) {
         Err(EvalError::Interrupted) => {
             let kept = format!("nothing is written for `{name}`");
             return Err(CliError::Interrupted(kept).into());
@@ -86,7 +88,7 @@ fn search(
         found => found?,
     };
     let tau = |calibration: Option<&Calibration>| {
-        let report = validator.report_of("sampling", drafter, calibration, 0);
+        let report = validator.report_of(text, "sampling", drafter, calibration, 0);
         report.map(|report| report.tau())
     };
     let tau_before = tau(None)?;

@@ -61,10 +61,11 @@ fn forecast(session: &Session) -> anyhow::Result<Forecast> {
     let run_file = session.run_file();
     let drafters = run_file.drafter.0.iter();
     let of_data = |dataset: &Dataset| -> anyhow::Result<DataForecast> {
+        let text = dataset.manifest().training_text();
         Ok(DataForecast {
-            rows: dataset.len(),
-            tokens: dataset.manifest().tokens,
-            generated_tokens: dataset.manifest().generated_tokens,
+            rows: text.rows,
+            tokens: text.tokens,
+            generated_tokens: text.generated_tokens,
             state_bytes: stages::capture::forecast(session, dataset)?,
         })
     };

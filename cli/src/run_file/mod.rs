@@ -216,6 +216,20 @@ impl RunFile {
         Ok(())
     }
 
+    /// Texts that only measure need prompts that only measure.
+    fn refuse_texts_of_no_prompt(&self, regenerate: &RegenerateConfig) -> Result<(), CliError> {
+        if regenerate.validation_sampling.is_empty() || self.data.validation_fraction > 0.0 {
+            return Ok(());
+        }
+        Err(CliError::RunFile {
+            message: "run file refused: `regenerate.validation_sampling` has no effect while \
+                      `data.validation_fraction` is 0"
+                .to_owned(),
+            snippet: String::new(),
+            hint: Some("set a share of the prompts aside, 0.05 for example".to_owned()),
+        })
+    }
+
     /// Ranges and names that types cannot express.
     fn validate(&self, sources: &[&Source]) -> Result<(), CliError> {
         let refuse = |prefix: Option<&str>, error: &dyn Diagnose| {
@@ -238,6 +252,7 @@ impl RunFile {
         if let Some(regenerate) = &self.regenerate {
             regenerate.validate().map_err(|e| refuse(None, &e))?;
             self.refuse_what_regenerate_replaces()?;
+            self.refuse_texts_of_no_prompt(regenerate)?;
         }
         self.capture.validate().map_err(|e| refuse(None, &e))?;
         self.eval.validate().map_err(|e| refuse(None, &e))?;

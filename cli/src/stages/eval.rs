@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use draftsmith_data::prompts::{self, PromptSettings};
 use draftsmith_data::source::Roles;
 use draftsmith_data::tokenizer::ChatTokenizer;
+use draftsmith_eval::OneOrMore;
 use draftsmith_eval::calibration::{self, Calibration};
 use draftsmith_eval::config::{EvalConfig, SuiteConfig};
 use draftsmith_eval::decode::Sequence;
 use draftsmith_eval::error::EvalError;
+use draftsmith_eval::exact::ExactReport;
 use draftsmith_eval::html;
 use draftsmith_eval::parts::Parts;
 use draftsmith_eval::picture;
@@ -28,7 +30,7 @@ use draftsmith_models::vocab::VocabMap;
 use draftsmith_trainer::log;
 use draftsmith_trainer::log::tensorboard::TensorBoard;
 
-use super::parts::ExactValidator;
+use super::parts::{ExactValidator, MeasuredText};
 use crate::errors::CliError;
 use crate::progress::Progress;
 use crate::session::Session;
@@ -333,34 +335,41 @@ fn exact_entries(session: &Session, loaded: &[Loaded]) -> anyhow::Result<Vec<Exa
     let mut entries = Vec::new();
     for drafter in &session.run_file().drafter.0 {
         let trained = loaded.iter().find(|one| one.name == drafter.family());
-        let rows = super::validation_rows(session, drafter, &dataset);
-        let Some(trained) = trained.filter(|_| !rows.is_empty()) else {
+        let texts = super::validation_texts(session, drafter, &dataset);
+        let Some(trained) = trained.filter(|_| !texts.is_empty()) else {
             continue;
         };
-        let Some(validator) = ExactValidator::new(session, drafter, rows, &trained.card)? else {
+        let Some(validator) = ExactValidator::new(session, drafter, texts, &trained.card)? else {
             continue;
         };
-        let mut measured: Vec<String> = Vec::new();
-        for rule in rules {
-            let report = validator.report_of(
-                rule,
-                &trained.drafter,
-                trained.calibration.as_ref(),
-                RESAMPLES,
-            )?;
-            // Greedy text has one rule, and `block` is bounded by `sampling`.
-            if measured.contains(&report.rule) {
-                continue;
-            }
-            measured.push(report.rule.clone());
-            entries.push(ExactEntry {
+        for text in validator.texts() {
+            let reports = exact_reports(&validator, text, rules, trained)?;
+            entries.extend(reports.into_iter().map(|report| ExactEntry {
                 drafter: trained.name.clone(),
                 text: "validation".to_owned(),
                 report,
-            });
+            }));
         }
     }
     Ok(entries)
+}
+
+/// One report for each rule that measures a text by itself: greedy text has one, and `block` is bounded by `sampling`.
+fn exact_reports(
+    validator: &ExactValidator<'_>,
+    text: &MeasuredText,
+    rules: &OneOrMore<String>,
+    trained: &Loaded,
+) -> anyhow::Result<Vec<ExactReport>> {
+    let mut reports: Vec<ExactReport> = Vec::new();
+    for rule in rules {
+        let calibration = trained.calibration.as_ref();
+        let report = validator.report_of(text, rule, &trained.drafter, calibration, RESAMPLES)?;
+        if reports.iter().all(|earlier| earlier.rule != report.rule) {
+            reports.push(report);
+        }
+    }
+    Ok(reports)
 }
 
 /// `eval/report.json` of the run folder.
@@ -483,13 +492,17 @@ fn warn_of_other_sampling(session: &Session, name: &str, calibration: &Calibrati
     }
 }
 
-/// Refuses what would stop the evaluation: unknown devices, a draft model of another tokenizer, missing prompt files.
+/// Refuses what would stop the evaluation: unknown devices, a draft model of another tokenizer, missing prompt files, no
+/// prompt at all.
 pub(crate) fn refuse_unusable(session: &Session) -> anyhow::Result<()> {
     devices(session)?;
     if let Some(folder) = &session.run_file().eval.draft_model {
         refuse_other_tokenizer(session, folder)?;
     }
     let suites = &session.run_file().eval.suites;
+    if suites.is_empty() && session.run_file().data.validation_fraction == 0.0 {
+        return Err(nothing_to_decode("no row is set aside for validation"));
+    }
     match suites.iter().find(|suite| !suite.file.is_file()) {
         None => Ok(()),
         Some(suite) => Err(CliError::usage(
@@ -507,13 +520,24 @@ pub(crate) fn refuse_unusable(session: &Session) -> anyhow::Result<()> {
 /// The prompts of `[eval] suites`, or those of the validation rows when there are none.
 fn suites(session: &Session) -> anyhow::Result<Vec<Suite>> {
     let configured = &session.run_file().eval.suites;
-    if configured.is_empty() {
-        return Ok(vec![validation_suite(session)?]);
+    let suites = if configured.is_empty() {
+        vec![validation_suite(session)?]
+    } else {
+        let read = configured.iter().map(|suite| read_suite(session, suite));
+        read.collect::<anyhow::Result<_>>()?
+    };
+    match suites.iter().find(|suite| suite.prompts.is_empty()) {
+        None => Ok(suites),
+        Some(empty) => Err(nothing_to_decode(&format!(
+            "suite `{}` holds no usable prompt",
+            empty.name
+        ))),
     }
-    configured
-        .iter()
-        .map(|suite| read_suite(session, suite))
-        .collect()
+}
+
+fn nothing_to_decode(reason: &str) -> anyhow::Error {
+    let hint = "name prompt files in `[eval] suites`, or set `data.validation_fraction`";
+    CliError::usage(format!("nothing to decode: {reason}"), hint).into()
 }
 
 fn read_suite(session: &Session, suite: &SuiteConfig) -> anyhow::Result<Suite> {
@@ -551,7 +575,7 @@ fn read_suite(session: &Session, suite: &SuiteConfig) -> anyhow::Result<Suite> {
 fn validation_suite(session: &Session) -> anyhow::Result<Suite> {
     let dataset = super::dataset(session)?;
     let split = super::split(session, &dataset);
-    let prompts = split.validation.iter().map(|&index| Sequence {
+    let prompts = split.validation[0].iter().map(|&index| Sequence {
         id: dataset.key(index).to_owned(),
         prompt: dataset.row(index).ids[..dataset.prompt_len(index)].to_vec(),
     });

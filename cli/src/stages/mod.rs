@@ -12,11 +12,12 @@ pub(crate) mod train;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use draftsmith_data::dataset::{Dataset, SplitIndices};
+use draftsmith_data::dataset::{self, Dataset, SplitIndices};
 use draftsmith_data::tokenizer::ChatTokenizer;
 use draftsmith_models::batch::TokenRow;
 use draftsmith_models::checkpoint::TemplateRecord;
 use draftsmith_models::file;
+use draftsmith_models::sample::Sampling;
 
 use crate::errors::CliError;
 use crate::run_file::DrafterRun;
@@ -89,16 +90,37 @@ pub(crate) fn split(session: &Session, dataset: &Dataset) -> SplitIndices {
     dataset.split(session.run_file().data.validation_fraction, SPLIT_SEED)
 }
 
-/// The rows that a validation of a drafter reads: as many of those set aside as its settings allow, evenly spread.
-pub(crate) fn validation_rows(
+/// Whether the answer to a prompt only measures.
+pub(crate) fn is_set_aside(session: &Session, key: &str) -> bool {
+    dataset::is_set_aside(key, session.run_file().data.validation_fraction, SPLIT_SEED)
+}
+
+/// A text that a validation reads.
+#[derive(Debug)]
+pub(crate) struct ValidationText {
+    /// How the target drew it; unset where nobody knows.
+    pub(crate) sampling: Option<Sampling>,
+    pub(crate) rows: Vec<TokenRow>,
+}
+
+/// The texts that a validation of a drafter reads: as many of the rows set aside as its settings allow, evenly spread.
+pub(crate) fn validation_texts(
     session: &Session,
     drafter: &DrafterRun,
     dataset: &Dataset,
-) -> Vec<TokenRow> {
-    let held_out = split(session, dataset).validation;
+) -> Vec<ValidationText> {
     let most = session.run_file().train_of(drafter).validation_rows;
-    let chosen = spread(held_out.len(), most);
-    chosen.map(|index| dataset.row(held_out[index])).collect()
+    let held_out = split(session, dataset).validation;
+    let texts = dataset.manifest().texts.iter().zip(&held_out);
+    texts
+        .filter(|(_, held_out)| !held_out.is_empty())
+        .map(|(text, held_out)| ValidationText {
+            sampling: text.sampling,
+            rows: spread(held_out.len(), most)
+                .map(|index| dataset.row(held_out[index]))
+                .collect(),
+        })
+        .collect()
 }
 
 /// At most `most` of `len` places, evenly spread; all for 0.

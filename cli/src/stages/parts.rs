@@ -11,6 +11,7 @@ use draftsmith_eval::verify::{self, Greedy, SpeculativeSampling, VerifyRule};
 use draftsmith_models::batch::TokenRow;
 use draftsmith_models::checkpoint::DrafterCard;
 use draftsmith_models::drafter::AnyDrafter;
+use draftsmith_models::objective::ObjectiveConfig;
 use draftsmith_models::sample::Sampling;
 use draftsmith_models::target::TargetEnds;
 use draftsmith_models::vocab::VocabMap;
@@ -20,18 +21,31 @@ use draftsmith_trainer::observe::{Observer, Progress as StepProgress};
 use draftsmith_trainer::order::Plan;
 use draftsmith_trainer::parts::{Validation, Validator};
 
+use super::ValidationText;
 use crate::console::Console;
 use crate::progress::Progress;
 use crate::run_file::DrafterRun;
 use crate::session::Session;
 
-/// The exact evaluator on the validation rows.
+/// The exact evaluator on the validation texts.
 pub(crate) struct ExactValidator<'a> {
     source: Box<dyn HiddenStateSource + 'a>,
     ends: &'a TargetEnds,
     vocab: VocabMap,
+    texts: Vec<MeasuredText>,
+}
+
+/// A text with the settings under which the evaluator is exact on it.
+pub(crate) struct MeasuredText {
     rows: Vec<TokenRow>,
     settings: ExactSettings,
+}
+
+impl MeasuredText {
+    /// Number of rows.
+    pub(crate) fn num_rows(&self) -> usize {
+        self.rows.len()
+    }
 }
 
 impl<'a> ExactValidator<'a> {
@@ -39,29 +53,35 @@ impl<'a> ExactValidator<'a> {
     pub(crate) fn new(
         session: &'a Session,
         drafter: &DrafterRun,
-        rows: Vec<TokenRow>,
+        texts: Vec<ValidationText>,
         card: &DrafterCard,
     ) -> anyhow::Result<Option<Self>> {
-        if rows.is_empty() {
+        if texts.is_empty() {
             session
                 .console()
                 .warn("no validation row was set aside: the newest checkpoint counts as the best");
             return Ok(None);
         }
-        let settings = exact_settings(session, drafter);
-        if !settings.text_matches_rule() {
-            session.console().warn(&format!(
-                "validation at temperature {} reads text that was not drawn so, or nobody says how: its tau \
-                 compares checkpoints but is not that of decoding; set `data.text_temperature`",
-                settings.sampling.temperature
-            ));
-        }
+        let objective = session.run_file().objective_of(drafter);
+        let texts = texts.into_iter().map(|text| {
+            let settings = exact_settings(objective, text.sampling);
+            if !settings.text_matches_rule() {
+                session.console().warn(&format!(
+                    "validation at temperature {} reads text of which nobody says how it was drawn: its tau \
+                     compares checkpoints but is not that of decoding; set `data.text_temperature`",
+                    settings.sampling.temperature
+                ));
+            }
+            MeasuredText {
+                rows: text.rows,
+                settings,
+            }
+        });
         Ok(Some(Self {
+            texts: texts.collect(),
             source: super::capture::source(session, &card.aux_layer_ids)?,
             ends: session.target()?.ends(),
             vocab: card.vocab.clone(),
-            rows,
-            settings,
         }))
     }
 }
@@ -69,9 +89,7 @@ impl<'a> ExactValidator<'a> {
 /// Temperature and truncation are those of the text, because the evaluator is exact on text drawn as it decodes; of
 /// text drawn nobody knows how, the temperature of the objective. Checkpoints
 /// are compared under `sampling`, whatever rule a report measures.
-fn exact_settings(session: &Session, drafter: &DrafterRun) -> ExactSettings {
-    let objective = session.run_file().objective_of(drafter);
-    let text = super::regenerate::text_sampling(session);
+fn exact_settings(objective: &ObjectiveConfig, text: Option<Sampling>) -> ExactSettings {
     let sampling = text.unwrap_or(Sampling::at(objective.temperature));
     let rule: &dyn VerifyRule = if sampling.is_greedy() {
         &Greedy
@@ -88,37 +106,51 @@ fn exact_settings(session: &Session, drafter: &DrafterRun) -> ExactSettings {
 }
 
 impl ExactValidator<'_> {
-    /// The whole report under the rule of that name, with an interval from `resamples` resamples. A rule that does not fit
-    /// the text, or does not judge each draft by itself, gives way to `sampling`, which bounds the latter from below.
+    /// The texts, that of training first.
+    pub(crate) fn texts(&self) -> &[MeasuredText] {
+        &self.texts
+    }
+
+    /// The first text that was drawn, because drafts of greedy text are not; else the first one.
+    pub(crate) fn drawn_text(&self) -> &MeasuredText {
+        let mut texts = self.texts.iter();
+        let drawn = texts.find(|text| !text.settings.sampling.is_greedy());
+        drawn.unwrap_or(&self.texts[0])
+    }
+
+    /// The whole report on a text under the rule of that name, with an interval from `resamples` resamples. A rule that
+    /// does not fit the text, or does not judge each draft by itself, gives way to `sampling`, which bounds the latter from below.
     pub(crate) fn report_of(
         &self,
+        text: &MeasuredText,
         rule: &str,
         drafter: &AnyDrafter,
         calibration: Option<&Calibration>,
         resamples: usize,
     ) -> Result<ExactReport, EvalError> {
-        let rule = verify::for_sampling(rule, &self.settings.sampling).ok();
+        let rule = verify::for_sampling(rule, &text.settings.sampling).ok();
         let rule = rule.filter(|rule| rule.realised().is_some());
         let settings = ExactSettings {
             rule: rule.unwrap_or(&SpeculativeSampling),
             resamples,
-            ..self.settings
+            ..text.settings
         };
         let candidate = Candidate {
             calibration,
             ..self.candidate(drafter)
         };
-        exact(candidate, self.source.as_ref(), &self.rows, &settings)
+        exact(candidate, self.source.as_ref(), &text.rows, &settings)
     }
 
     /// How drafts are drawn best, for the text's own temperature and truncation; `goes_on` is asked between batches.
     pub(crate) fn calibrate(
         &self,
+        text: &MeasuredText,
         drafter: &AnyDrafter,
         goes_on: impl Fn() -> bool,
     ) -> Result<Calibration, EvalError> {
         let candidate = self.candidate(drafter);
-        calibrate(candidate, &self.rows, &self.settings, |tokens| {
+        calibrate(candidate, &text.rows, &text.settings, |tokens| {
             if !goes_on() {
                 return Err(EvalError::Interrupted);
             }
@@ -137,26 +169,42 @@ impl ExactValidator<'_> {
 }
 
 impl Validator for ExactValidator<'_> {
+    /// Figures of the first text under their own names, those of others behind the label of their sampling; the score
+    /// is the mean tau of all texts, each as it was drawn.
     fn validate(&mut self, drafter: &AnyDrafter) -> Result<Validation, PartError> {
-        let settings = ExactSettings {
-            resamples: 0,
-            ..self.settings
-        };
-        let candidate = self.candidate(drafter);
-        let report = exact(candidate, self.source.as_ref(), &self.rows, &settings);
-        let report = report.map_err(PartError::new)?;
-        let taus = report
-            .by_gamma
-            .iter()
-            .map(|entry| (format!("tau_gamma_{}", entry.gamma), entry.tau));
-        let accepted = report.acceptance_by_depth.iter().enumerate();
-        let accepted = accepted
-            .filter_map(|(depth, share)| Some((format!("acceptance/depth_{depth}"), (*share)?)));
+        let mut figures = Vec::new();
+        let mut sum = 0.0;
+        for (place, text) in self.texts.iter().enumerate() {
+            let settings = ExactSettings {
+                resamples: 0,
+                ..text.settings
+            };
+            let candidate = self.candidate(drafter);
+            let report = exact(candidate, self.source.as_ref(), &text.rows, &settings);
+            let report = report.map_err(PartError::new)?;
+            sum += report.tau();
+            let label = settings.sampling.label();
+            figures.extend(named_figures(&report).map(|(name, figure)| match place {
+                0 => (name, figure),
+                _ => (format!("{label}/{name}"), figure),
+            }));
+        }
         Ok(Validation {
-            figures: taus.chain(accepted).collect(),
-            score: report.tau(),
+            figures,
+            score: sum / self.texts.len() as f64,
         })
     }
+}
+
+fn named_figures(report: &ExactReport) -> impl Iterator<Item = (String, f64)> {
+    let taus = report
+        .by_gamma
+        .iter()
+        .map(|entry| (format!("tau_gamma_{}", entry.gamma), entry.tau));
+    let accepted = report.acceptance_by_depth.iter().enumerate();
+    let accepted = accepted
+        .filter_map(|(depth, share)| Some((format!("acceptance/depth_{depth}"), (*share)?)));
+    taus.chain(accepted)
 }
 
 /// Shows a training run as a bar or as lines.

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use draftsmith_data::dataset;
 use draftsmith_data::inspect;
-use draftsmith_data::prepare::prepare;
+use draftsmith_data::prepare::{Texts, prepare};
+use draftsmith_models::sample::Sampling;
 
 use crate::session::Session;
 use crate::stage::{Inputs, Stage, hash_section};
@@ -29,6 +31,9 @@ impl Stage for Prepare {
         inputs.insert("[regenerate]".to_owned(), is_answered);
         let fingerprint = session.target_fingerprint()?.to_owned();
         inputs.insert("target".to_owned(), fingerprint);
+        // Rows of an earlier version of the program are made again.
+        let format = hash_section(&dataset::FORMAT_VERSION)?;
+        inputs.insert("format of the data set".to_owned(), format);
         Ok(inputs)
     }
 
@@ -45,7 +50,12 @@ impl Stage for Prepare {
         }
         let tokenizer = super::tokenizer(session)?;
         let folder = super::dataset_folder(session);
-        let dataset = prepare(&session.run_file().data, &tokenizer, &folder)?;
+        let config = &session.run_file().data;
+        let texts = Texts {
+            training: config.text_temperature.map(Sampling::at),
+            ..Texts::default()
+        };
+        let dataset = prepare(config, &texts, &tokenizer, &folder)?;
         session
             .console()
             .say(inspect::render_counts(&dataset).trim_end());

@@ -1,10 +1,10 @@
 //! `regenerate`: the target answers the prompts, and its answers become the rows to train on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use draftsmith_data::inspect;
-use draftsmith_data::prepare::{DataConfig, prepare};
-use draftsmith_data::prompts::{self, PromptSettings, Prompts};
+use draftsmith_data::prepare::{DataConfig, Texts, ValidationFile, prepare};
+use draftsmith_data::prompts::{self, Prompt, PromptSettings, Prompts};
 use draftsmith_data::regenerate::{Answerer, RegenerateConfig, regenerate};
 use draftsmith_data::source::Roles;
 use draftsmith_models::sample::Sampling;
@@ -51,7 +51,7 @@ impl Stage for Regenerate {
                 .detail("regenerate: no `[regenerate]`, the answers of the data are used");
             return Ok(());
         };
-        answer(session, settings)?;
+        let texts = answer_all(session, settings)?;
         let config = DataConfig {
             files: vec![answers_path(session)],
             ids_files: Vec::new(),
@@ -59,7 +59,8 @@ impl Stage for Regenerate {
             ..session.run_file().data.clone()
         };
         let tokenizer = super::tokenizer(session)?;
-        let dataset = prepare(&config, &tokenizer, &super::dataset_folder(session))?;
+        let folder = super::dataset_folder(session);
+        let dataset = prepare(&config, &texts, &tokenizer, &folder)?;
         session
             .console()
             .say(inspect::render_counts(&dataset).trim_end());
@@ -69,6 +70,12 @@ impl Stage for Regenerate {
 
 fn answers_path(session: &Session) -> PathBuf {
     session.folder().join("data").join("answers.jsonl")
+}
+
+/// Answers of a text that only measures.
+fn validation_path(session: &Session, sampling: &Sampling) -> PathBuf {
+    let name = format!("answers-{}.jsonl", sampling.label());
+    session.folder().join("data").join(name)
 }
 
 /// Reads the prompts, so that mistakes in them show before anything is written.
@@ -120,18 +127,56 @@ fn read_prompts(session: &Session, settings: &RegenerateConfig) -> anyhow::Resul
     Ok(read)
 }
 
-fn answer(session: &Session, settings: &RegenerateConfig) -> anyhow::Result<()> {
-    let read = read_prompts(session, settings)?;
+/// Answers all prompts as the training text wants them, then those set aside once more for each validation text.
+fn answer_all(session: &Session, settings: &RegenerateConfig) -> anyhow::Result<Texts> {
+    let mut prompts = read_prompts(session, settings)?.prompts;
+    let training = settings.of_text(settings.sampling);
+    answer(
+        session,
+        "regenerate",
+        &prompts,
+        &training,
+        &answers_path(session),
+    )?;
+    let mut texts = Texts {
+        training: Some(settings.sampling),
+        ..Texts::default()
+    };
+    prompts.retain(|prompt| super::is_set_aside(session, &prompt.key));
+    if prompts.is_empty() {
+        return Ok(texts);
+    }
+    for &sampling in &settings.validation_sampling {
+        let path = validation_path(session, &sampling);
+        let label = format!("regenerate {}", sampling.label());
+        answer(
+            session,
+            &label,
+            &prompts,
+            &settings.of_text(sampling),
+            &path,
+        )?;
+        texts.validation.push(ValidationFile { sampling, path });
+    }
+    Ok(texts)
+}
+
+fn answer(
+    session: &Session,
+    label: &str,
+    prompts: &[Prompt],
+    settings: &RegenerateConfig,
+    out: &Path,
+) -> anyhow::Result<()> {
     let tokenizer = super::tokenizer(session)?;
     let answerer = Answerer {
         target: session.target()?,
         fingerprint: session.target_fingerprint()?,
         tokenizer: &tokenizer,
     };
-    let total = Some(read.prompts.len() as u64);
-    let progress = Progress::new(session.console(), "regenerate", total, "prompts");
-    let out = answers_path(session);
-    let report = regenerate(answerer, &read.prompts, settings, &out, &mut |at| {
+    let total = Some(prompts.len() as u64);
+    let progress = Progress::new(session.console(), label, total, "prompts");
+    let report = regenerate(answerer, prompts, settings, out, &mut |at| {
         let note = format!("{} tokens", at.new_tokens);
         progress.set_with(at.done_rows as u64, &note);
         !session.interrupt().is_asked()
@@ -144,13 +189,4 @@ fn answer(session: &Session, settings: &RegenerateConfig) -> anyhow::Result<()> 
         ))?;
     }
     Ok(())
-}
-
-/// How the target drew the training text: as `[regenerate]` says, or as the user says of his own.
-pub(super) fn text_sampling(session: &Session) -> Option<Sampling> {
-    let run_file = session.run_file();
-    match &run_file.regenerate {
-        Some(settings) => Some(settings.sampling),
-        None => run_file.data.text_temperature.map(Sampling::at),
-    }
 }

@@ -184,7 +184,7 @@ fn attempt(
         dataset,
         indices: &split.train,
     };
-    let held_out = super::validation_rows(session, drafter, dataset);
+    let held_out = super::validation_texts(session, drafter, dataset);
     let source = super::capture::source(session, &fresh.card.aux_layer_ids)?;
     let mut validator = ExactValidator::new(session, drafter, held_out, &fresh.card)?;
     if settings.resume == Resume::Fresh {

@@ -1,4 +1,4 @@
-//! The data file: an Arrow IPC file with the columns key, source, ids, turns and prompt_len.
+//! The data file: an Arrow IPC file with the columns key, source, ids, turns, prompt_len and text.
 
 use std::io::{Cursor, Write};
 use std::path::Path;
@@ -27,6 +27,7 @@ fn schema() -> SchemaRef {
         Field::new("ids", list(), false),
         Field::new("turns", list(), false),
         Field::new("prompt_len", DataType::UInt32, false),
+        Field::new("text", DataType::UInt32, false),
     ]))
 }
 
@@ -72,12 +73,14 @@ fn record_batch(rows: &[DatasetRow]) -> Result<RecordBatch, ArrowError> {
     let keys = rows.iter().map(|row| row.key.as_str());
     let sources = rows.iter().map(|row| row.source.as_str());
     let prompt_lens = rows.iter().map(|row| row.tokens.prompt_len as u32);
+    let texts = rows.iter().map(|row| row.text as u32);
     let columns: Vec<ArrayRef> = vec![
         Arc::new(StringArray::from_iter_values(keys)),
         Arc::new(StringArray::from_iter_values(sources)),
         Arc::new(lists(rows, |row| &row.tokens.ids)),
         Arc::new(lists(rows, |row| &row.tokens.turns)),
         Arc::new(UInt32Array::from_iter_values(prompt_lens)),
+        Arc::new(UInt32Array::from_iter_values(texts)),
     ];
     RecordBatch::try_new(schema(), columns)
 }
@@ -99,6 +102,7 @@ struct Part {
     ids: ListColumn,
     turns: ListColumn,
     prompt_len: UInt32Array,
+    text: UInt32Array,
 }
 
 /// A list column as flat values with offsets.
@@ -170,6 +174,11 @@ impl Columns {
         part.prompt_len.value(row) as usize
     }
 
+    pub(super) fn text(&self, index: usize) -> usize {
+        let (part, row) = self.at(index);
+        part.text.value(row) as usize
+    }
+
     fn at(&self, index: usize) -> (&Part, usize) {
         let part = self.starts.partition_point(|start| *start <= index) - 1;
         (&self.parts[part], index - self.starts[part])
@@ -190,14 +199,15 @@ fn part(batch: &RecordBatch) -> Option<Part> {
             .as_any()
             .downcast_ref::<StringArray>()?
             .clone(),
-        prompt_len: batch
-            .column(4)
-            .as_any()
-            .downcast_ref::<UInt32Array>()?
-            .clone(),
+        prompt_len: numbers(batch.column(4))?,
+        text: numbers(batch.column(5))?,
         ids,
         turns,
     })
+}
+
+fn numbers(column: &ArrayRef) -> Option<UInt32Array> {
+    column.as_any().downcast_ref::<UInt32Array>().cloned()
 }
 
 fn list_column(column: &ArrayRef) -> Option<ListColumn> {

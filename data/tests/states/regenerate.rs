@@ -65,6 +65,7 @@ fn settings(batch_rows: usize) -> RegenerateConfig {
         max_new_tokens: 24,
         batch_rows,
         seed: 5,
+        ..RegenerateConfig::default()
     }
 }
 

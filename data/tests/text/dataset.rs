@@ -1,13 +1,14 @@
 //! The data set on disk, its splits, and what is shown of it.
 
-use draftsmith_data::dataset::Dataset;
+use draftsmith_data::dataset::{Dataset, is_set_aside};
 use draftsmith_data::error::DataError;
 use draftsmith_data::inspect;
-use draftsmith_data::prepare::DataConfig;
+use draftsmith_data::prepare::{DataConfig, Texts, ValidationFile, prepare};
 use draftsmith_data::prompts::{self, PromptSettings};
 use draftsmith_data::source::Roles;
 use draftsmith_data::template::TemplateOptions;
 use draftsmith_models::error::Diagnose;
+use draftsmith_models::sample::Sampling;
 use serde_json::{Value, json};
 
 use crate::fixture::{Fixture, PLAIN, chat};
@@ -45,8 +46,11 @@ fn a_data_set_comes_back_as_it_was_written() {
     }
     let manifest = opened.manifest();
     let all = (0..2500).map(|index| 4 + index % 7);
-    assert_eq!(manifest.generated_tokens, all.clone().sum::<usize>());
-    assert_eq!(manifest.anchors, all.map(|len| len - 1).sum::<usize>());
+    let text = manifest.training_text();
+    assert_eq!(manifest.texts.len(), 1);
+    assert_eq!((text.rows, text.tokens), (2500, manifest.tokens));
+    assert_eq!(text.generated_tokens, all.clone().sum::<usize>());
+    assert_eq!(text.anchors, all.map(|len| len - 1).sum::<usize>());
     let sources: Vec<(&str, usize)> = manifest
         .summary
         .sources
@@ -61,7 +65,7 @@ fn a_data_set_comes_back_as_it_was_written() {
             .iter()
             .map(|s| s.generated_tokens)
             .sum::<usize>(),
-        manifest.generated_tokens
+        text.generated_tokens
     );
     let lengths = manifest.summary.generated_len;
     assert_eq!((lengths.min, lengths.median, lengths.max), (4, 7, 10));
@@ -76,7 +80,6 @@ fn the_same_inputs_give_the_same_bytes() {
     });
     // The places of the files differ, the data do not.
     assert_eq!(first.data_blake3, second.data_blake3);
-    assert_eq!(first.inputs_blake3, second.inputs_blake3);
 }
 
 #[test]
@@ -101,12 +104,12 @@ fn damage_and_other_versions_are_refused() {
     let text = fs_err::read_to_string(&manifest).unwrap();
     fs_err::write(
         &manifest,
-        text.replace("\"format_version\": 1", "\"format_version\": 2"),
+        text.replace("\"format_version\": 2", "\"format_version\": 3"),
     )
     .unwrap();
     let error = Dataset::open(&fixture.out()).unwrap_err();
     assert!(
-        error.to_string().ends_with("format version 2, expected 1"),
+        error.to_string().ends_with("format version 3, expected 2"),
         "{error}"
     );
 }
@@ -122,24 +125,88 @@ fn a_row_is_split_by_its_own_id_only() {
     };
     let all = fixture.prepare(&rows(1000)).unwrap();
     let split = all.split(0.1, 7);
-    assert_eq!(split.train.len() + split.validation.len(), 1000);
+    let [validation] = split.validation.as_slice() else {
+        panic!("one text")
+    };
+    assert_eq!(split.train.len() + validation.len(), 1000);
     // 1000 draws of probability 0.1: mean 100, standard deviation 9.5; four of them.
     assert!(
-        (62..=138).contains(&split.validation.len()),
+        (62..=138).contains(&validation.len()),
         "{}",
-        split.validation.len()
+        validation.len()
     );
     assert_ne!(split, all.split(0.1, 8));
-    assert!(all.split(0.0, 7).validation.is_empty());
-    let chosen = keys(&all, &split.validation);
+    assert!(all.split(0.0, 7).validation[0].is_empty());
+    let chosen = keys(&all, validation);
     let fewer: Vec<Value> = rows(1000).into_iter().skip(500).collect();
     let half = fixture.prepare(&fewer).unwrap();
-    let chosen_of_half = keys(&half, &half.split(0.1, 7).validation);
+    let chosen_of_half = keys(&half, &half.split(0.1, 7).validation[0]);
     let expected: Vec<String> = chosen
         .into_iter()
         .filter(|key| key[4..].parse::<usize>().unwrap() >= 500)
         .collect();
     assert_eq!(chosen_of_half, expected);
+}
+
+/// A text drawn otherwise measures and does nothing else: it neither trains nor shapes the draft vocabulary, and limits of the
+/// training text do not cut it.
+///
+/// Seen red: `split` without `text > 0`; `token_counts` without its `continue`; `max_rows` left in `validation_rows`.
+#[test]
+fn validation_texts_only_measure() {
+    let fixture = Fixture::new(PLAIN);
+    let training: Vec<Value> = rows(40);
+    let others: Vec<Value> = (0..40)
+        .map(|index| {
+            chat(
+                &format!("row-{index}"),
+                &[("user", "hi"), ("assistant", "ccc")],
+            )
+        })
+        .collect();
+    let config = DataConfig {
+        max_rows: Some(30),
+        ..crate::fixture::config(&fixture.jsonl("rows.jsonl", &training))
+    };
+    let drawn = |temperature, name: &str, rows: &[Value]| ValidationFile {
+        sampling: Sampling::at(temperature),
+        path: fixture.jsonl(name, rows),
+    };
+    let texts = Texts {
+        training: Some(Sampling::at(0.8)),
+        validation: vec![
+            drawn(0.0, "greedy.jsonl", &others),
+            drawn(1.0, "drawn.jsonl", &others[..7]),
+        ],
+    };
+    let dataset = prepare(&config, &texts, &fixture.tokenizer(), &fixture.out()).unwrap();
+    let found: Vec<(Option<Sampling>, usize)> = dataset
+        .manifest()
+        .texts
+        .iter()
+        .map(|text| (text.sampling, text.rows))
+        .collect();
+    let expected = [(0.8, 30), (0.0, 40), (1.0, 7)];
+    assert_eq!(
+        found,
+        expected.map(|(temperature, rows)| (Some(Sampling::at(temperature)), rows))
+    );
+    assert_eq!(dataset.key(30), "row-0@t0");
+    assert_eq!(dataset.key(76), "row-6@t1");
+    let split = dataset.split(0.3, 7);
+    assert!(split.train.iter().all(|index| *index < 30));
+    let expected: Vec<usize> = (0..30)
+        .filter(|index| is_set_aside(&format!("row-{index}"), 0.3, 7))
+        .collect();
+    assert_eq!(split.validation[0], expected);
+    assert_eq!(split.validation[1], (30..70).collect::<Vec<_>>());
+    assert_eq!(split.validation[2], (70..77).collect::<Vec<_>>());
+    let with = dataset.token_counts(266).unwrap();
+    let alone = fixture
+        .prepare_with(&training, |config| config.max_rows = Some(30))
+        .unwrap();
+    assert_eq!(with, alone.token_counts(266).unwrap());
+    assert_eq!(dataset.manifest().summary, alone.manifest().summary);
 }
 
 #[test]
@@ -150,7 +217,10 @@ fn limits_stop_in_file_order() {
         .unwrap();
     // 4 + 5 + 6 = 15 tokens are too few, the fourth row brings 7 more.
     assert_eq!(
-        (dataset.len(), dataset.manifest().generated_tokens),
+        (
+            dataset.len(),
+            dataset.manifest().training_text().generated_tokens
+        ),
         (4, 22)
     );
     assert_eq!(dataset.manifest().counts.read, 4);
@@ -220,7 +290,12 @@ fn a_missing_input_is_the_users_mistake() {
         files: vec![fixture.folder.path().join("absent.jsonl")],
         ..DataConfig::default()
     };
-    let error = draftsmith_data::prepare::prepare(&config, &fixture.tokenizer(), &fixture.out());
+    let error = prepare(
+        &config,
+        &Texts::default(),
+        &fixture.tokenizer(),
+        &fixture.out(),
+    );
     let error = error.unwrap_err();
     assert!(error.is_user_error() && error.to_string().contains("absent.jsonl"));
 }

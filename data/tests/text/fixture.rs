@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use draftsmith_data::dataset::Dataset;
 use draftsmith_data::error::DataError;
-use draftsmith_data::prepare::{DataConfig, prepare};
+use draftsmith_data::prepare::{DataConfig, Texts, prepare};
 use draftsmith_data::tokenizer::ChatTokenizer;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -91,7 +91,7 @@ impl Fixture {
     ) -> Result<Dataset, DataError> {
         let mut config = config(&self.jsonl("rows.jsonl", rows));
         change(&mut config);
-        prepare(&config, &self.tokenizer(), &self.out())
+        prepare(&config, &Texts::default(), &self.tokenizer(), &self.out())
     }
 }
 

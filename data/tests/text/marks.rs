@@ -28,8 +28,8 @@ fn server_prompt(
         .unwrap()
 }
 
-/// Seen red: `options: &TemplateOptions::new()` in `Marker::render`; and `inputs_fingerprint` without the
-/// settings.
+/// Seen red: `options: &TemplateOptions::new()` in `Marker::render`. That other options make a data set stale is seen to by the
+/// stamp of `prepare`, which hashes all of `[data]`.
 #[test]
 fn pitfall_06_prompt_tokens_are_those_the_server_sends_with_the_same_options() {
     for template in [THINK_IN_PROMPT, THINK_IN_LAST] {
@@ -48,14 +48,6 @@ fn pitfall_06_prompt_tokens_are_those_the_server_sends_with_the_same_options() {
         );
         assert_eq!(generated(&dataset, 0, &tokenizer), ["hello<|end|>"]);
         assert_eq!(dataset.manifest().template.options, off());
-
-        let mut config = crate::fixture::config(&fixture.folder.path().join("rows.jsonl"));
-        let current = |config: &_| {
-            draftsmith_data::prepare::is_current(config, &tokenizer, &fixture.out()).unwrap()
-        };
-        assert!(!current(&config), "other options make the data set stale");
-        config.template_options = off();
-        assert!(current(&config));
     }
 }
 

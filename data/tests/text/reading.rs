@@ -1,6 +1,7 @@
 //! Rows of every key style end in the same form, and nothing vanishes in silence.
 
 use draftsmith_data::error::DataError;
+use draftsmith_data::prepare::{Texts, prepare};
 use draftsmith_data::source::DropReason;
 use draftsmith_models::error::Diagnose;
 use serde_json::{Value, json};
@@ -207,8 +208,12 @@ fn lines_end_at_newline_only() {
         "rows.jsonl",
         &format!("{line}\r\n\n  \n{}", line.replace("\"a\"", "7")),
     );
-    let dataset =
-        draftsmith_data::prepare::prepare(&config(&path), &fixture.tokenizer(), &fixture.out());
+    let dataset = prepare(
+        &config(&path),
+        &Texts::default(),
+        &fixture.tokenizer(),
+        &fixture.out(),
+    );
     let dataset = dataset.unwrap();
     assert_eq!(dataset.len(), 2);
     assert_eq!(dataset.key(1), "7");
@@ -223,8 +228,12 @@ fn a_cut_line_is_an_error_with_its_place_and_nothing_is_written() {
     let fixture = Fixture::new(PLAIN);
     let whole = good("a").to_string();
     let path = fixture.text("rows.jsonl", &format!("{whole}\n{}", &whole[..20]));
-    let result =
-        draftsmith_data::prepare::prepare(&config(&path), &fixture.tokenizer(), &fixture.out());
+    let result = prepare(
+        &config(&path),
+        &Texts::default(),
+        &fixture.tokenizer(),
+        &fixture.out(),
+    );
     let error = result.unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -237,8 +246,12 @@ fn a_cut_line_is_an_error_with_its_place_and_nothing_is_written() {
     assert!(!fixture.out().exists());
 
     let path = fixture.text("rows.jsonl", "{\"id\": 1,}\n");
-    let error =
-        draftsmith_data::prepare::prepare(&config(&path), &fixture.tokenizer(), &fixture.out());
+    let error = prepare(
+        &config(&path),
+        &Texts::default(),
+        &fixture.tokenizer(),
+        &fixture.out(),
+    );
     assert!(matches!(
         error,
         Err(DataError::Line {

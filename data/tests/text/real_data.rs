@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use draftsmith_data::inspect;
-use draftsmith_data::prepare::{DataConfig, prepare};
+use draftsmith_data::prepare::{DataConfig, Texts, prepare};
 use draftsmith_data::tokenizer::ChatTokenizer;
 
 fn place(name: &str) -> PathBuf {
@@ -26,7 +26,13 @@ fn real_data_prompts_equal_the_exact_ids() {
         ..DataConfig::default()
     };
     let folder = tempfile::TempDir::new().unwrap();
-    let dataset = prepare(&exact, &tokenizer, &folder.path().join("exact")).unwrap();
+    let dataset = prepare(
+        &exact,
+        &Texts::default(),
+        &tokenizer,
+        &folder.path().join("exact"),
+    )
+    .unwrap();
     println!("{}", inspect::render_counts(&dataset));
     let coverage = inspect::coverage(&dataset, tokenizer.vocab_size()).unwrap();
     println!("{}", inspect::render_coverage(&coverage));
@@ -36,7 +42,13 @@ fn real_data_prompts_equal_the_exact_ids() {
         ids_files: Vec::new(),
         ..exact
     };
-    let retokenised = prepare(&from_text, &tokenizer, &folder.path().join("text")).unwrap();
+    let retokenised = prepare(
+        &from_text,
+        &Texts::default(),
+        &tokenizer,
+        &folder.path().join("text"),
+    )
+    .unwrap();
     println!("{}", inspect::render_counts(&retokenised));
     assert_eq!(retokenised.len(), dataset.len());
     let mut other_answers = 0;
