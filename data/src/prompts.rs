@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::error::DataError;
 use crate::mask::Marker;
@@ -19,10 +20,36 @@ pub struct Prompt {
     pub key: String,
     /// Which corpus it came from.
     pub source: String,
+    /// What kind of prompt it is, for reports.
+    pub category: Option<String>,
     /// The turns that are rendered.
     pub messages: Vec<Message>,
+    /// User turns that may be asked later, each behind the answer to the one before.
+    pub later: Vec<Message>,
+    /// Tool descriptions for the template.
+    pub tools: Option<Value>,
     /// Token ids, generation header included.
     pub ids: Vec<u32>,
+}
+
+impl Prompt {
+    /// The conversation after `answer`, as a prompt with the next user turn; `None` when there is none.
+    ///
+    /// # Errors
+    /// [`RowProblem`] when the template refuses the conversation.
+    pub fn next(&self, answer: &str, marker: &Marker<'_>) -> Result<Option<Self>, RowProblem> {
+        let Some((asked, later)) = self.later.split_first() else {
+            return Ok(None);
+        };
+        let mut next = Self {
+            later: later.to_vec(),
+            ..self.clone()
+        };
+        next.messages.push(Message::new("assistant", answer));
+        next.messages.push(asked.clone());
+        next.ids = marker.prompt_ids(&next.messages, self.tools.as_ref())?;
+        Ok(Some(next))
+    }
 }
 
 /// Prompts with what happened to the other rows.
@@ -49,8 +76,8 @@ pub struct PromptSettings<'a> {
 
 /// Reads prompt suites: of each conversation, the turns up to the first user turn's end.
 ///
-/// That is the first user turn with the system turn before it; a suite of several user turns in a row
-/// (MT-Bench) is asked its first question. Answers that a file already holds are not used.
+/// That is the first user turn with the system turn before it; further user turns (MT-Bench has them in a row) are kept for
+/// [`Prompt::next`]. Answers that a file already holds are not used.
 ///
 /// # Errors
 /// [`DataError`] for a damaged line, unknown roles, a folder without template, or a file that cannot be
@@ -86,7 +113,7 @@ impl Reading {
         if !self.seen.insert(row.id.clone()) {
             return Err(RowProblem::new(DropReason::DuplicateId, row.id));
         }
-        let messages = first_turns(row.messages)?;
+        let (messages, later) = first_turns(row.messages)?;
         let ids = marker.prompt_ids(&messages, row.tools.as_ref())?;
         if ids.len() > settings.max_len {
             let detail = format!("{} tokens", ids.len());
@@ -95,7 +122,10 @@ impl Reading {
         Ok(Prompt {
             key: row.id,
             source: row.source,
+            category: row.category,
             messages,
+            later,
+            tools: row.tools,
             ids,
         })
     }
@@ -128,12 +158,16 @@ fn read_file(
     Ok(rows.census)
 }
 
-/// The turns through the first user turn.
-fn first_turns(mut messages: Vec<Message>) -> Result<Vec<Message>, RowProblem> {
+/// The turns through the first user turn, and the user turns behind it up to one of another role than the two speakers'.
+fn first_turns(mut messages: Vec<Message>) -> Result<(Vec<Message>, Vec<Message>), RowProblem> {
     let first = messages.iter().position(|message| message.role == "user");
     let Some(first) = first else {
         return Err(DropReason::NoTurns.into());
     };
-    messages.truncate(first + 1);
-    Ok(messages)
+    let mut later = messages.split_off(first + 1);
+    let is_spoken = |message: &Message| message.role == "user" || message.is_assistant();
+    let spoken = later.iter().position(|message| !is_spoken(message));
+    later.truncate(spoken.unwrap_or(later.len()));
+    later.retain(|message| message.role == "user");
+    Ok((messages, later))
 }

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::bootstrap::{Interval, paired_interval};
+use crate::category::by_conversation;
 use crate::error::EvalError;
 use crate::report::{Entry, PromptFigures, Report};
 
@@ -35,7 +36,7 @@ pub struct Comparison {
     pub prompts: usize,
     /// tau on each side over these prompts.
     pub tau: [f64; 2],
-    /// 95 % interval of the second tau less the first, prompts resampled in pairs.
+    /// 95 % interval of the second tau less the first, conversations resampled in pairs.
     pub difference: Option<Interval>,
 }
 
@@ -169,8 +170,11 @@ fn comparison(one: &Entry, other: &Entry) -> Option<Comparison> {
         .iter()
         .filter_map(|prompt| Some((prompt, find(prompt)?)))
         .collect();
-    let first: Vec<(f64, f64)> = both.iter().map(|(prompt, _)| prompt.pair()).collect();
-    let second: Vec<(f64, f64)> = both.iter().map(|(_, prompt)| prompt.pair()).collect();
+    let (first, second): (Vec<PromptFigures>, Vec<PromptFigures>) = both
+        .iter()
+        .map(|(one, other)| ((*one).clone(), (*other).clone()))
+        .unzip();
+    let (first, second) = (by_conversation(&first), by_conversation(&second));
     let tau = |pairs: &[(f64, f64)]| {
         let tokens: f64 = pairs.iter().map(|(tokens, _)| tokens).sum();
         let rounds: f64 = pairs.iter().map(|(_, rounds)| rounds).sum();

@@ -85,6 +85,13 @@ pub struct SuiteConfig {
     /// Use only the first prompts of the file; unset means all.
     #[serde(default)]
     pub limit: Option<usize>,
+    /// User turns of a conversation that are asked, at most, each behind the target's own answers to those before.
+    #[serde(default = "one_turn")]
+    pub turns: usize,
+}
+
+fn one_turn() -> usize {
+    1
 }
 
 impl Default for EvalConfig {
@@ -250,6 +257,9 @@ impl EvalConfig {
             }
             if suite.limit == Some(0) {
                 return Err(out_of_range("suites.limit", "0", "at least 1, or no limit"));
+            }
+            if suite.turns == 0 {
+                return Err(out_of_range("suites.turns", "0", "at least 1"));
             }
         }
         Ok(())

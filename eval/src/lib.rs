@@ -7,6 +7,7 @@
 pub mod acceptance;
 pub mod bootstrap;
 pub mod calibration;
+mod category;
 pub mod compare;
 pub mod config;
 pub mod decode;

@@ -18,7 +18,7 @@ use crate::lossless::LosslessCheck;
 use crate::roofline::Prediction;
 
 /// Version of `report.json`; readers refuse others.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 
 /// The whole report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -102,8 +102,10 @@ pub struct Entry {
     pub batch_rows: usize,
     /// Tokens per target forward, the target's own included, pooled; prefill and its token excluded.
     pub tau: f64,
-    /// 95 % bootstrap interval of `tau` over prompts.
+    /// 95 % bootstrap interval of `tau` over conversations.
     pub tau_interval: Option<Interval>,
+    /// The same for each category, where the suite has any.
+    pub by_category: Vec<CategoryFigures>,
     /// The exact evaluator on the text that was produced, for trained drafters under a rule that judges each draft by
     /// itself: the same figure without the noise of coins.
     pub exact: Option<ExactTau>,
@@ -145,6 +147,10 @@ pub struct Entry {
 pub struct PromptFigures {
     /// Identity of the prompt.
     pub id: String,
+    /// Its conversation: that of a first turn bears the prompt's name.
+    pub conversation: String,
+    /// What kind of prompt it is, where the suite says so.
+    pub category: Option<String>,
     /// Hash of its token ids.
     pub prompt: String,
     /// Tokens committed in rounds.
@@ -153,11 +159,22 @@ pub struct PromptFigures {
     pub rounds: u64,
 }
 
-impl PromptFigures {
-    /// Tokens and rounds, to be summed and divided.
-    pub fn pair(&self) -> (f64, f64) {
-        (self.tokens as f64, self.rounds as f64)
-    }
+/// tau of the prompts of one category.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CategoryFigures {
+    /// Its name.
+    pub category: String,
+    /// Its prompts.
+    pub prompts: usize,
+    /// Tokens committed in rounds.
+    pub tokens: u64,
+    /// Rounds.
+    pub rounds: u64,
+    /// Tokens per round, pooled; 0 without a round.
+    pub tau: f64,
+    /// Its 95 % bootstrap interval over conversations.
+    pub tau_interval: Option<Interval>,
 }
 
 /// An exact evaluation of one drafter.

@@ -32,6 +32,8 @@ pub enum Purpose {
     Check = 10,
     /// Gumbel noise; stream = sequence, index = position and token id.
     Gumbel = 11,
+    /// Answers to earlier turns of the conversations of a suite; stream = prompt.
+    History = 12,
 }
 
 /// A stream of random numbers for one purpose.

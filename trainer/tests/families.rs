@@ -8,9 +8,11 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_pack::Reader;
 use common::{World, records};
+use draftsmith_models::batch::TokenRow;
 use draftsmith_models::drafter::{AnchorDraw, AnyDrafter};
 use draftsmith_models::error::{Diagnose, ModelError};
 use draftsmith_models::objective::{Objective, ObjectiveConfig, SlotWeight};
+use draftsmith_models::rng::{Purpose, Stream};
 use draftsmith_models::target::TargetEnds;
 use draftsmith_models::weights::{NamedTensor, host_values};
 use draftsmith_trainer::checkpoint::{self, Identity, RunState};
@@ -466,5 +468,52 @@ fn pitfall_59_only_the_drafter_is_trained_and_has_optimizer_state() {
                 family.name
             );
         }
+    }
+}
+
+/// A row of ten tokens, seven of them generated, each drawn alike from `IDS` ids.
+fn drawn_row(index: usize) -> TokenRow {
+    let mut stream = Stream::new(29, Purpose::Check, index as u64);
+    TokenRow {
+        key: format!("drawn-{index}"),
+        ids: (0..10).map(|_| stream.below(IDS) as u32).collect(),
+        turns: (0..10).map(|t| u32::from(t >= 3)).collect(),
+    }
+}
+
+/// Ids of the rows of [`drawn_row`], all in the draft vocabulary.
+const IDS: usize = 4;
+
+/// Nothing that a slot may see tells anything about such labels. Each row is met once, so that nothing is learned by heart: the
+/// loss comes down to the entropy of the labels, and not below it, or some slot sees what it is to predict.
+/// Red under: `a + step` in `UnrollPlan::query_ids` replaced by `a + step + 1` (EAGLE-3, MTP); `..anchor` in
+/// `context_of_blocks` replaced by `..anchor + 2` (DFlash, DSpark).
+#[test]
+fn random_labels_stay_at_chance() {
+    const STEPS: usize = 500;
+    const ROWS_A_STEP: usize = 8;
+    for (family, mut world) in World::of_every_family(0) {
+        world.rows = (0..STEPS * ROWS_A_STEP).map(drawn_row).collect();
+        world.objective = objective_of("ce");
+        let mut learner = world.learner(FloatDType::F32);
+        let source = world.source();
+        let losses: Vec<f64> = (0..STEPS)
+            .map(|step| {
+                let first = step * ROWS_A_STEP;
+                let batch = [(first..first + ROWS_A_STEP).collect()];
+                // Small in the end, so that the last steps do not wander about the optimum.
+                let rate = if step < STEPS / 2 { 1e-2 } else { 2e-3 };
+                let report = learner.step(&batch, &world.rows, &source, rate, DRAW);
+                report.unwrap().loss.unwrap()
+            })
+            .collect();
+        let last = &losses[STEPS - 80..];
+        let mean = last.iter().sum::<f64>() / last.len() as f64;
+        let entropy = (IDS as f64).ln();
+        // About 10,000 slots, whose losses differ by a few tenths of a nat: their mean is known to 0.005.
+        let what = format!("{}: {mean:.3} nats, first {:.3}", family.name, losses[0]);
+        assert!(mean > entropy - 0.02, "{what}, entropy {entropy:.3}");
+        // Trained it was. The output of an MTP head has a norm of its own, which keeps its logits apart.
+        assert!(mean < entropy + 0.3, "{what}, entropy {entropy:.3}");
     }
 }

@@ -2,13 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use draftsmith_data::prompts::{self, PromptSettings};
-use draftsmith_data::source::Roles;
 use draftsmith_data::tokenizer::ChatTokenizer;
 use draftsmith_eval::OneOrMore;
 use draftsmith_eval::calibration::{self, Calibration};
-use draftsmith_eval::config::{EvalConfig, SuiteConfig};
-use draftsmith_eval::decode::Sequence;
+use draftsmith_eval::config::EvalConfig;
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::exact::ExactReport;
 use draftsmith_eval::html;
@@ -19,7 +16,7 @@ use draftsmith_eval::report::{
     DrafterRecord, Entry, ExactEntry, FORMAT_VERSION, Report, TargetRecord,
 };
 use draftsmith_eval::roofline::{Device, Load, Measured, Prediction, predict};
-use draftsmith_eval::suite::{NamedDrafter, Suite, SuiteRun, run};
+use draftsmith_eval::suite::{NamedDrafter, SuiteRun, run};
 use draftsmith_models::checkpoint::{self, DrafterCard};
 use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
 use draftsmith_models::error::ModelError;
@@ -31,6 +28,7 @@ use draftsmith_trainer::log;
 use draftsmith_trainer::log::tensorboard::TensorBoard;
 
 use super::parts::{ExactValidator, MeasuredText};
+use super::suites;
 use crate::errors::CliError;
 use crate::progress::Progress;
 use crate::session::Session;
@@ -89,7 +87,7 @@ impl Stage for Eval {
         let drafters: Vec<NamedDrafter<'_>> = loaded.iter().map(Loaded::named).collect();
         let stop_ids = super::stop_ids(session)?;
         let draft_model = draft_model(session)?;
-        let suites = suites(session)?;
+        let suites = suites::all(session, &session.run_file().eval)?;
         let input = SuiteRun {
             target: session.target()?,
             stop_ids: &stop_ids,
@@ -297,7 +295,7 @@ pub(crate) fn decode_unreported(
     let input = SuiteRun {
         target: session.target()?,
         stop_ids: &super::stop_ids(session)?,
-        suites: &suites(session)?,
+        suites: &suites::all(session, config)?,
         drafters: &drafters,
         draft_model: None,
         config,
@@ -501,7 +499,9 @@ pub(crate) fn refuse_unusable(session: &Session) -> anyhow::Result<()> {
     }
     let suites = &session.run_file().eval.suites;
     if suites.is_empty() && session.run_file().data.validation_fraction == 0.0 {
-        return Err(nothing_to_decode("no row is set aside for validation"));
+        return Err(suites::nothing_to_decode(
+            "no row is set aside for validation",
+        ));
     }
     match suites.iter().find(|suite| !suite.file.is_file()) {
         None => Ok(()),
@@ -515,74 +515,6 @@ pub(crate) fn refuse_unusable(session: &Session) -> anyhow::Result<()> {
         )
         .into()),
     }
-}
-
-/// The prompts of `[eval] suites`, or those of the validation rows when there are none.
-fn suites(session: &Session) -> anyhow::Result<Vec<Suite>> {
-    let configured = &session.run_file().eval.suites;
-    let suites = if configured.is_empty() {
-        vec![validation_suite(session)?]
-    } else {
-        let read = configured.iter().map(|suite| read_suite(session, suite));
-        read.collect::<anyhow::Result<_>>()?
-    };
-    match suites.iter().find(|suite| suite.prompts.is_empty()) {
-        None => Ok(suites),
-        Some(empty) => Err(nothing_to_decode(&format!(
-            "suite `{}` holds no usable prompt",
-            empty.name
-        ))),
-    }
-}
-
-fn nothing_to_decode(reason: &str) -> anyhow::Error {
-    let hint = "name prompt files in `[eval] suites`, or set `data.validation_fraction`";
-    CliError::usage(format!("nothing to decode: {reason}"), hint).into()
-}
-
-fn read_suite(session: &Session, suite: &SuiteConfig) -> anyhow::Result<Suite> {
-    let config = &session.run_file().data;
-    let eval = &session.run_file().eval;
-    let roles = Roles::new(&config.roles)?;
-    let room = eval.max_new_tokens + eval.gamma.max();
-    let settings = PromptSettings {
-        roles: &roles,
-        options: &config.template_options,
-        limit: suite.limit,
-        max_len: session.spec().max_position_embeddings.saturating_sub(room),
-    };
-    let tokenizer = super::tokenizer(session)?;
-    let read = prompts::read(std::slice::from_ref(&suite.file), &tokenizer, &settings)?;
-    let dropped = read.counts.read - read.counts.kept;
-    if dropped > 0 {
-        session.console().warn(&format!(
-            "suite `{}`: {dropped} of {} rows dropped ({})",
-            suite.name,
-            read.counts.read,
-            read.counts.reasons()
-        ));
-    }
-    let prompts = read.prompts.into_iter().map(|prompt| Sequence {
-        id: prompt.key,
-        prompt: prompt.ids,
-    });
-    Ok(Suite {
-        name: suite.name.clone(),
-        prompts: prompts.collect(),
-    })
-}
-
-fn validation_suite(session: &Session) -> anyhow::Result<Suite> {
-    let dataset = super::dataset(session)?;
-    let split = super::split(session, &dataset);
-    let prompts = split.validation[0].iter().map(|&index| Sequence {
-        id: dataset.key(index).to_owned(),
-        prompt: dataset.row(index).ids[..dataset.prompt_len(index)].to_vec(),
-    });
-    Ok(Suite {
-        name: "validation".to_owned(),
-        prompts: prompts.collect(),
-    })
 }
 
 fn target_record(session: &Session, stop_ids: &[u32]) -> anyhow::Result<TargetRecord> {

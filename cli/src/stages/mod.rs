@@ -7,6 +7,7 @@ pub(crate) mod parts;
 pub(crate) mod prepare;
 pub(crate) mod regenerate;
 pub(crate) mod start;
+mod suites;
 pub(crate) mod train;
 
 use std::collections::BTreeMap;

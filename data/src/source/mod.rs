@@ -77,6 +77,8 @@ pub struct Conversation {
     pub id: String,
     /// Where the row came from in words: its `source` key, else the file stem.
     pub source: String,
+    /// Its `category` key: what kind of prompt it is, for reports.
+    pub category: Option<String>,
     /// The turns; empty when the row holds token ids only.
     pub messages: Vec<Message>,
     /// Tool descriptions for the template.

@@ -40,6 +40,7 @@ pub(super) fn parse(
     Ok(Conversation {
         id: identity(&object, place),
         source: text_of(&object, "source").unwrap_or_else(|| place.stem.to_owned()),
+        category: text_of(&object, "category"),
         messages,
         tools: object.remove("tools").filter(|tools| !tools.is_null()),
         finish_reason: finish_reason(&object)?,

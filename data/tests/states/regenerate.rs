@@ -49,6 +49,9 @@ fn prompts() -> Vec<Prompt> {
     let prompt = |(index, row): (usize, draftsmith_models::batch::TokenRow)| Prompt {
         key: format!("prompt-{index}"),
         source: "suite".to_owned(),
+        category: None,
+        later: Vec::new(),
+        tools: None,
         messages: vec![Message::new("user", format!("question {index}"))],
         ids: row.ids,
     };

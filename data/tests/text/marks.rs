@@ -392,6 +392,7 @@ fn the_worked_example_of_the_contract_comes_out_of_a_template() {
     let conversation = Conversation {
         id: "a".to_owned(),
         source: "test".to_owned(),
+        category: None,
         messages: vec![Message::new("user", "u"), Message::new("assistant", "xyz")],
         tools: None,
         finish_reason: None,

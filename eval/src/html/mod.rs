@@ -1,5 +1,6 @@
 //! The report as one HTML page: plots and tables, no script, nothing loaded from anywhere.
 
+mod categories;
 mod charts;
 mod svg;
 
@@ -237,9 +238,10 @@ fn section(report: &Report, palette: &Palette, setting: Setting<'_>) -> String {
             "<figure><figcaption>{title}</figcaption>{plot}</figure>"
         );
     }
+    let categories = categories::table(&entries);
     format!(
         "<section><h2>{}, temperature {}</h2>\n<p>{} prompts, verified by <code>{}</code>, up to {} drafts a round, {} \
-         sequences together.</p>\n<div class=\"plots\">{figures}</div></section>\n",
+         sequences together.</p>\n<div class=\"plots\">{figures}</div>{categories}</section>\n",
         escape(setting.suite),
         setting.temperature,
         first.counts.sequences,

@@ -11,6 +11,7 @@ use self::plan::{Cell, Source};
 use crate::acceptance::{Acceptance, mean_tau_of_sequences};
 use crate::bootstrap::ratio_interval;
 use crate::calibration::Calibration;
+use crate::category::{by_category, by_conversation};
 use crate::config::EvalConfig;
 use crate::decode::{
     DecodeOutput, DecodeProgress, Decoder, Sequence, SequenceRecord, TimeSplit, check_sequences,
@@ -27,12 +28,41 @@ use crate::report::{Entry, PromptFigures};
 const RESAMPLES: usize = 1000;
 
 /// Prompts that are reported together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Suite {
     /// Name in the report.
     pub name: String,
     /// Rendered and tokenised prompts.
     pub prompts: Vec<Sequence>,
+    /// Where each of them comes from, in the same order.
+    pub origins: Vec<Origin>,
+    /// The one temperature that it is decoded at, where prompts hold answers drawn at it; unset means all.
+    pub temperature: Option<f64>,
+}
+
+/// Where a prompt comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Its conversation; prompts of one conversation hang together.
+    pub conversation: String,
+    /// What kind of prompt it is.
+    pub category: Option<String>,
+}
+
+impl Suite {
+    /// Prompts that each stand for themselves, at every temperature.
+    pub fn of_prompts(name: impl Into<String>, prompts: Vec<Sequence>) -> Self {
+        let origins = prompts.iter().map(|prompt| Origin {
+            conversation: prompt.id.clone(),
+            category: None,
+        });
+        Self {
+            name: name.into(),
+            origins: origins.collect(),
+            prompts,
+            temperature: None,
+        }
+    }
 }
 
 /// A trained drafter with its name in the report.
@@ -296,9 +326,13 @@ impl Runner<'_, '_> {
 
     fn entry(&self, cell: &Cell<'_>, proposer: &str, part: &Part) -> Entry {
         let counts = Acceptance::new(&part.records, cell.gamma);
-        let records = cell.suite.prompts.iter().zip(&part.records);
-        let prompts: Vec<PromptFigures> = records.map(prompt_figures).collect();
-        let pairs: Vec<(f64, f64)> = prompts.iter().map(PromptFigures::pair).collect();
+        let suite = cell.suite;
+        let sequences = suite.prompts.iter().zip(&suite.origins);
+        let prompts: Vec<PromptFigures> = sequences
+            .zip(&part.records)
+            .map(|((sequence, origin), record)| prompt_figures(sequence, origin, record))
+            .collect();
+        let (resamples, seed) = (RESAMPLES, self.input.config.seed);
         let rounds = counts.rounds as f64;
         Entry {
             suite: cell.suite.name.clone(),
@@ -308,7 +342,8 @@ impl Runner<'_, '_> {
             gamma: cell.gamma,
             batch_rows: cell.batch_rows,
             tau: counts.tau(),
-            tau_interval: ratio_interval(&pairs, RESAMPLES, self.input.config.seed),
+            tau_interval: ratio_interval(&by_conversation(&prompts), resamples, seed),
+            by_category: by_category(&prompts, resamples, seed),
             exact: part.exact,
             rounds_z: part.exact.and_then(|exact| exact.z(rounds)),
             text_z: part.text_z,
@@ -343,11 +378,13 @@ fn part_name(cell: &Cell<'_>, proposer: &str) -> String {
     )
 }
 
-fn prompt_figures((sequence, record): (&Sequence, &SequenceRecord)) -> PromptFigures {
+fn prompt_figures(sequence: &Sequence, origin: &Origin, record: &SequenceRecord) -> PromptFigures {
     let tokens: usize = record.rounds.iter().map(|round| round.committed).sum();
     let ids: Vec<String> = sequence.prompt.iter().map(ToString::to_string).collect();
     PromptFigures {
         id: record.id.clone(),
+        conversation: origin.conversation.clone(),
+        category: origin.category.clone(),
         prompt: format!("{:016x}", stable_hash(&ids.join(" "))),
         tokens: tokens as u64,
         rounds: record.rounds.len() as u64,

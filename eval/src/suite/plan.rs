@@ -70,7 +70,10 @@ impl<'a> SuiteRun<'a> {
     pub(super) fn cells(&self) -> Result<Vec<Cell<'a>>, EvalError> {
         let mut cells = Vec::new();
         for suite in self.suites {
-            for &temperature in &self.config.temperatures {
+            let only = suite.temperature.map(f64::to_bits);
+            let temperatures = self.config.temperatures.iter();
+            let is_asked = |at: &&f64| only.is_none_or(|only| only == at.to_bits());
+            for &temperature in temperatures.filter(is_asked) {
                 for &batch_rows in &self.config.batch_rows {
                     let plain = Cell {
                         suite,

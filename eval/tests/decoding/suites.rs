@@ -27,10 +27,7 @@ fn config() -> EvalConfig {
 
 fn suites() -> Vec<Suite> {
     let prompts = prompts(6);
-    let suite = |name: &str, prompts: &[_]| Suite {
-        name: name.to_owned(),
-        prompts: prompts.to_vec(),
-    };
+    let suite = |name: &str, prompts: &[_]| Suite::of_prompts(name, prompts.to_vec());
     vec![
         suite("first", &prompts[..4]),
         suite("second", &prompts[4..]),
@@ -277,7 +274,7 @@ fn another_report_version_is_refused_with_both_versions() {
     write_atomic(&path, br#"{"format_version": 1, "other": true}"#).unwrap();
     let message = Report::read(&path).unwrap_err().to_string();
     assert!(
-        message.ends_with("format version 1, expected 3"),
+        message.ends_with("format version 1, expected 4"),
         "{message}"
     );
 }
