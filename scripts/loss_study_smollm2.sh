@@ -29,21 +29,21 @@ stage() {
 study() {
     name=$1
     shift
-    folder=$out/$name/$seed
-    [ ! -e "$folder/eval/report.json" ] || return 0
-    # The states are large: links to one copy of them, which no stage writes to.
-    [ -e "$folder" ] || { mkdir -p "$out/$name" && cp -al "$out/base" "$folder"; }
-    stage train "$folder" --set train.seed="$seed" "$@"
-    stage eval "$folder" --set train.seed="$seed" "$@" > "$folder/eval.txt"
+    for seed in $seeds; do
+        folder=$out/$name/$seed
+        [ ! -e "$folder/eval/report.json" ] || continue
+        # The states are large: links to one copy of them, which no stage writes to.
+        [ -e "$folder" ] || { mkdir -p "$out/$name" && cp -al "$out/base" "$folder"; }
+        stage train "$folder" --set train.seed="$seed" "$@"
+        stage eval "$folder" --set train.seed="$seed" "$@" > "$folder/eval.txt"
+    done
 }
 
 for name in prepare capture; do
     stage $name "$out/base"
 done
-for seed in $seeds; do
-    study kl --set objective.losses='{ kl = 1.0 }'
-    study lk_hybrid --set objective.losses='{ lk_hybrid = 1.0 }'
-    study expected_length --set objective.losses='{ expected_length = 1.0 }'
-    study ce_dpace --set objective.losses='{ ce = 1.0 }' --set objective.slot_weight='{ dpace = 0.5 }'
-done
+study kl --set objective.losses='{ kl = 1.0 }'
+study expected_length --set objective.losses='{ expected_length = 1.0 }'
+study ce_dpace --set objective.losses='{ ce = 1.0 }' --set objective.slot_weight='{ dpace = 0.5 }'
+study lk_hybrid --set objective.losses='{ lk_hybrid = 1.0 }'
 python3 scripts/loss_study_smollm2.py "$out"
