@@ -18,7 +18,7 @@ use draftsmith_models::objective::teacher_figures;
 use draftsmith_models::target::TargetModel;
 
 use super::format::{NUMBER_BYTES, ShardEntry, TeacherEntry, ids_hash, numbers, teacher_schema};
-use super::mapped::{self, Expected, Kind, MappedRows};
+use super::row_file::{self, Expected, Kind, RowFile};
 use super::shard::{StoredRow, hash_column, read_hash};
 use crate::error::DataError;
 
@@ -96,7 +96,7 @@ pub(crate) fn write(
 ) -> Result<TeacherEntry, DataError> {
     let file = format!("teacher-{first_row:08}.arrow");
     let rows = rows.into_iter().map(StoredFigures::into_batch);
-    let (bytes, blake3) = mapped::write(folder, &file, &teacher_schema(), rows)?;
+    let (bytes, blake3) = row_file::write(folder, &file, &teacher_schema(), rows)?;
     Ok(TeacherEntry {
         file,
         bytes,
@@ -154,12 +154,12 @@ fn list_values<T: ArrowPrimitiveType>(column: &ArrayRef) -> Option<Vec<T::Native
     Some(list.as_primitive_opt::<T>()?.values().to_vec())
 }
 
-/// Mapped figures of a shard.
+/// The figures of a shard.
 #[derive(Debug)]
-pub(crate) struct MappedFigures(MappedRows);
+pub(crate) struct FiguresFile(RowFile);
 
-impl MappedFigures {
-    /// Maps the figures of a shard, if it has any, and compares their content with their checksum.
+impl FiguresFile {
+    /// Opens the figures of a shard, if it has any, and compares their content with their checksum.
     pub(crate) fn open(folder: &Path, shard: &ShardEntry) -> Result<Option<Self>, DataError> {
         let Some(entry) = &shard.teacher else {
             return Ok(None);
@@ -173,7 +173,7 @@ impl MappedFigures {
             blake3: &entry.blake3,
             num_rows: shard.num_rows,
         };
-        let rows = MappedRows::open(folder.join(&entry.file), kind, expected)?;
+        let rows = RowFile::open(folder.join(&entry.file), kind, expected)?;
         Ok(Some(Self(rows)))
     }
 

@@ -4,9 +4,8 @@
 pub mod config;
 pub(crate) mod figures;
 pub mod format;
-pub(crate) mod mapped;
-pub(crate) mod mmap;
 pub mod reader;
+pub(crate) mod row_file;
 pub(crate) mod shard;
 pub mod space;
 pub mod writer;

@@ -1,13 +1,13 @@
-//! [`StateCache`]: finished shards, mapped, with every row checked before it is used.
+//! [`StateCache`]: finished shards, with every row checked before it is used.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use draftsmith_models::batch::{TeacherFigures, TokenRow};
 
-use super::figures::MappedFigures;
+use super::figures::FiguresFile;
 use super::format::{CacheIdentity, CacheManifest, NUMBER_BYTES, ids_hash};
-use super::shard::{MappedShard, StoredRow};
+use super::shard::{ShardFile, StoredRow};
 use crate::error::DataError;
 
 /// A complete cache of states, open for reading.
@@ -23,8 +23,8 @@ pub struct StateCache {
 /// A shard of states, with the teacher's figures of its rows if it has them.
 #[derive(Debug)]
 struct OpenShard {
-    states: MappedShard,
-    figures: Option<MappedFigures>,
+    states: ShardFile,
+    figures: Option<FiguresFile>,
 }
 
 /// The checked states of one row.
@@ -64,8 +64,8 @@ impl StateCache {
         let mut places = HashMap::with_capacity(manifest.num_rows);
         for entry in &manifest.shards {
             let shard = OpenShard {
-                states: MappedShard::open(folder, entry)?,
-                figures: MappedFigures::open(folder, entry)?,
+                states: ShardFile::open(folder, entry)?,
+                figures: FiguresFile::open(folder, entry)?,
             };
             for index in 0..shard.states.num_rows() {
                 let key = shard.states.row(index)?.key;

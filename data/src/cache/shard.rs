@@ -1,4 +1,4 @@
-//! One shard of states: encoding rows when capturing, decoding a mapped file when training.
+//! One shard of states: encoding rows when capturing, decoding it row by row when training.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use arrow::datatypes::UInt32Type;
 use arrow::error::ArrowError;
 
 use super::format::{ShardEntry, schema};
-use super::mapped::{self, Expected, Kind, MappedRows};
+use super::row_file::{self, Expected, Kind, RowFile};
 use crate::error::DataError;
 
 /// States of one row, as bf16 bytes.
@@ -37,7 +37,7 @@ pub(crate) fn write(
     let num_rows = rows.len();
     let num_tokens = rows.iter().map(|row| u64::from(row.num_tokens)).sum();
     let rows = rows.into_iter().map(StoredRow::into_batch);
-    let (bytes, blake3) = mapped::write(folder, &file, &schema(), rows)?;
+    let (bytes, blake3) = row_file::write(folder, &file, &schema(), rows)?;
     Ok(ShardEntry {
         file,
         first_row,
@@ -97,12 +97,12 @@ pub(crate) fn read_hash(column: &ArrayRef) -> Option<[u8; 32]> {
     hash.value(0).try_into().ok()
 }
 
-/// A mapped shard.
+/// A finished shard.
 #[derive(Debug)]
-pub(crate) struct MappedShard(MappedRows);
+pub(crate) struct ShardFile(RowFile);
 
-impl MappedShard {
-    /// Maps a shard and compares its whole content with the checksum of its entry.
+impl ShardFile {
+    /// Opens a shard and compares its whole content with the checksum of its entry.
     pub(crate) fn open(folder: &Path, entry: &ShardEntry) -> Result<Self, DataError> {
         let kind = Kind {
             name: "state shard",
@@ -113,14 +113,14 @@ impl MappedShard {
             blake3: &entry.blake3,
             num_rows: entry.num_rows,
         };
-        MappedRows::open(folder.join(&entry.file), kind, expected).map(Self)
+        RowFile::open(folder.join(&entry.file), kind, expected).map(Self)
     }
 
     pub(crate) fn num_rows(&self) -> usize {
         self.0.num_rows()
     }
 
-    /// Row `index`; its bytes stay in the mapping.
+    /// Row `index`.
     pub(crate) fn row(&self, index: usize) -> Result<StoredRow, DataError> {
         self.0.row(index, StoredRow::from_batch)
     }

@@ -16,10 +16,10 @@ use draftsmith_models::weights::host_values;
 use half::bf16;
 
 use super::config::CaptureConfig;
-use super::figures::{self, MappedFigures, StoredFigures};
+use super::figures::{self, FiguresFile, StoredFigures};
 use super::format::{CacheIdentity, CacheManifest, MANIFEST, ShardEntry, ids_hash};
 use super::reader::{CheckedRow, check, scan};
-use super::shard::{self, MappedShard, StoredRow};
+use super::shard::{self, ShardFile, StoredRow};
 use super::space;
 use crate::error::DataError;
 use crate::hidden::check_spec;
@@ -238,10 +238,10 @@ fn open_or_create(num_rows: usize, job: CaptureJob<'_>) -> Result<CacheManifest,
     manifest.num_rows = num_rows;
     manifest.shards.retain(|entry| {
         let fits = entry.rows().end <= num_rows;
-        fits && MappedShard::open(folder, entry).is_ok()
+        fits && ShardFile::open(folder, entry).is_ok()
     });
     for entry in &mut manifest.shards {
-        if MappedFigures::open(folder, entry).is_err() {
+        if FiguresFile::open(folder, entry).is_err() {
             entry.teacher = None;
         }
     }
@@ -359,7 +359,7 @@ impl Work<'_> {
             identity, folder, ..
         } = self.job;
         let rows = &self.rows[entry.rows()];
-        let shard = MappedShard::open(folder, entry)?;
+        let shard = ShardFile::open(folder, entry)?;
         let mut found: Vec<Option<StoredFigures>> = vec![None; rows.len()];
         for batch in length_batches(rows, self.job.config.batch_tokens) {
             let stored: Vec<CheckedRow> = batch

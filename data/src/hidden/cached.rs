@@ -1,4 +1,4 @@
-//! [`CachedSource`]: states captured earlier, read from mapped shards.
+//! [`CachedSource`]: states captured earlier, read from shards row by row.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -6,6 +6,7 @@
 
 mod config;
 mod metadata;
+mod mmap;
 pub mod show;
 mod source;
 mod tokenizer;

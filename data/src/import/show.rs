@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use crate::cache::mmap;
+use super::mmap;
 use crate::error::DataError;
 
 /// A target folder at a glance.

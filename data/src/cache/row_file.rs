@@ -1,9 +1,14 @@
-//! Arrow IPC files of one row a record batch: written atomically, mapped, compared with their checksum.
+//! Arrow IPC files of one row a record batch: written atomically, compared with their checksum, read a row at a time.
+//!
+//! Rows are read into memory of their own, not mapped: pages of a mapping would count as memory of the program until the system
+//! wants them back, and a training reads each row once an epoch.
 
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use arrow::array::RecordBatch;
-use arrow::buffer::Buffer;
+use arrow::buffer::{Buffer, MutableBuffer};
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
 use arrow::ipc::convert::fb_to_schema;
@@ -12,7 +17,6 @@ use arrow::ipc::writer::FileWriter;
 use arrow::ipc::{Block, root_as_footer};
 use draftsmith_models::file;
 
-use super::mmap;
 use crate::error::DataError;
 
 /// What is known of a file beside its content.
@@ -52,9 +56,15 @@ pub(crate) fn write(
         writer.finish().map_err(arrow_to_io)
     })
     .map_err(|e| DataError::or_disk_full(e, folder))?;
-    let content = mmap::map(&path)?;
-    let blake3 = blake3::hash(&content).to_hex().to_string();
-    Ok((content.len() as u64, blake3))
+    let mut file = fs_err::File::open(&path).map_err(|e| DataError::io(&path, e))?;
+    checksum(&mut file).map_err(|e| DataError::io(&path, e))
+}
+
+/// Size and blake3, in hex, of a file that is read from its start.
+fn checksum(file: &mut fs_err::File) -> std::io::Result<(u64, String)> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(file)?;
+    Ok((hasher.count(), hasher.finalize().to_hex().to_string()))
 }
 
 /// Keeps the operating system's error kind, so that a full disk is recognised.
@@ -65,18 +75,20 @@ fn arrow_to_io(error: ArrowError) -> std::io::Error {
     }
 }
 
-/// A mapped file.
+/// A file of which rows are read.
 #[derive(Debug)]
-pub(crate) struct MappedRows {
+pub(crate) struct RowFile {
     path: PathBuf,
     kind: Kind,
-    content: Buffer,
+    /// Locked while a row is read, because its place is that of the file.
+    file: Mutex<fs_err::File>,
+    len: u64,
     decoder: FileDecoder,
     blocks: Vec<Block>,
 }
 
-impl MappedRows {
-    /// Maps a file and compares its whole content with its checksum.
+impl RowFile {
+    /// Opens a file and compares its whole content with its checksum.
     ///
     /// The check reads the file once; it also is what makes decoding trust the file's inner offsets.
     pub(crate) fn open(
@@ -85,19 +97,19 @@ impl MappedRows {
         expected: Expected<'_>,
     ) -> Result<Self, DataError> {
         let damaged = |reason: String| DataError::format(&path, kind.name, reason);
-        let content = mmap::map(&path)?;
-        if content.len() as u64 != expected.bytes {
-            let found = content.len();
-            return Err(damaged(format!(
-                "{found} bytes, expected {}",
-                expected.bytes
-            )));
+        let io = |error| DataError::io(&path, error);
+        let mut file = fs_err::File::open(&path).map_err(io)?;
+        let len = file.metadata().map_err(io)?.len();
+        if len != expected.bytes {
+            return Err(damaged(format!("{len} bytes, expected {}", expected.bytes)));
         }
-        if blake3::hash(&content).to_hex().as_str() != expected.blake3 {
+        let (_, blake3) = checksum(&mut file).map_err(io)?;
+        if blake3 != expected.blake3 {
             let reason = "its checksum differs from the one in the manifest";
             return Err(damaged(reason.to_owned()));
         }
-        let (decoder, blocks) = read_footer(&content, &kind).map_err(damaged)?;
+        let footer = read_footer(&mut file, len).map_err(io)?;
+        let (decoder, blocks) = parse_footer(footer.as_deref(), &kind).map_err(damaged)?;
         if blocks.len() != expected.num_rows {
             let found = blocks.len();
             return Err(damaged(format!(
@@ -108,7 +120,8 @@ impl MappedRows {
         Ok(Self {
             path,
             kind,
-            content,
+            file: Mutex::new(file),
+            len,
             decoder,
             blocks,
         })
@@ -118,7 +131,7 @@ impl MappedRows {
         self.blocks.len()
     }
 
-    /// Row `index`, decoded by `read`; its bytes stay in the mapping.
+    /// Row `index`, decoded by `read`.
     pub(crate) fn row<R>(
         &self,
         index: usize,
@@ -126,14 +139,14 @@ impl MappedRows {
     ) -> Result<R, DataError> {
         let damaged = |reason: String| DataError::format(&self.path, self.kind.name, reason);
         let block = &self.blocks[index];
-        let (start, len) = (block.offset() as usize, block_len(block));
-        if start
-            .checked_add(len)
-            .is_none_or(|end| end > self.content.len())
-        {
+        let (start, len) = (block.offset() as u64, block_len(block));
+        let end = start.checked_add(len as u64);
+        if end.is_none_or(|end| end > self.len) {
             return Err(damaged(format!("row {index} lies outside the file")));
         }
-        let bytes = self.content.slice_with_length(start, len);
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = read_at(&mut file, start, len).map_err(|e| DataError::io(&self.path, e))?;
+        drop(file);
         let batch = self
             .decoder
             .read_record_batch(block, &bytes)
@@ -154,15 +167,34 @@ fn block_len(block: &Block) -> usize {
     block.bodyLength() as usize + block.metaDataLength() as usize
 }
 
-fn read_footer(content: &Buffer, kind: &Kind) -> Result<(FileDecoder, Vec<Block>), String> {
+/// Bytes of a place of the file, aligned as Arrow wants them.
+fn read_at(file: &mut fs_err::File, start: u64, len: usize) -> std::io::Result<Buffer> {
+    let mut bytes = MutableBuffer::from_len_zeroed(len);
+    file.seek(SeekFrom::Start(start))?;
+    file.read_exact(bytes.as_slice_mut())?;
+    Ok(bytes.into())
+}
+
+/// The footer at the end of a file of `len` bytes; `None` when the file is too short to hold what its end promises.
+fn read_footer(file: &mut fs_err::File, len: u64) -> std::io::Result<Option<Buffer>> {
+    /// Length of the footer, then the format's name.
+    const TRAILER: usize = 10;
+    let Some(trailer_start) = len.checked_sub(TRAILER as u64) else {
+        return Ok(None);
+    };
+    let trailer = read_at(file, trailer_start, TRAILER)?;
+    let footer_len = trailer.as_slice().try_into().ok();
+    let footer_len = footer_len.and_then(|trailer| read_footer_length(trailer).ok());
+    let start = footer_len.and_then(|len| trailer_start.checked_sub(len as u64));
+    match (start, footer_len) {
+        (Some(start), Some(footer_len)) => read_at(file, start, footer_len).map(Some),
+        _ => Ok(None),
+    }
+}
+
+fn parse_footer(footer: Option<&[u8]>, kind: &Kind) -> Result<(FileDecoder, Vec<Block>), String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
-    let trailer_start = content.len().checked_sub(10).ok_or("too short")?;
-    let trailer: [u8; 10] = content[trailer_start..].try_into().map_err(|e| text(&e))?;
-    let footer_len = read_footer_length(trailer).map_err(|e| text(&e))?;
-    let footer_start = trailer_start
-        .checked_sub(footer_len)
-        .ok_or("its footer is cut off")?;
-    let footer = root_as_footer(&content[footer_start..trailer_start]).map_err(|e| text(&e))?;
+    let footer = root_as_footer(footer.ok_or("its footer is cut off")?).map_err(|e| text(&e))?;
     let stored = fb_to_schema(footer.schema().ok_or("it has no schema")?);
     if stored != *kind.schema {
         return Err(format!("it is not a {} of this version", kind.name));
