@@ -16,7 +16,7 @@ report = json.load(open(sys.argv[1]))
 plain, groups = {}, defaultdict(dict)
 for entry in report["entries"]:
     time, rounds = entry["time"], max(entry["counts"]["rounds"], 1)
-    per_round = {part: time[part] / rounds for part in ("draft", "verify", "other")}
+    per_round = {part: time[part] / rounds for part in ("draft", "verify", "sample", "other")}
     if entry["gamma"] == 0:
         plain[entry["suite"], entry["temperature"], entry["rule"]] = sum(per_round.values())
     elif entry["exact"]:
@@ -36,7 +36,7 @@ for (suite, temperature, rule, proposer), entries in groups.items():
         share = (gamma - first) / (last - first)
         line = lambda part: (1 - share) * entries[first][1][part] + share * entries[last][1][part]
         entry = entries[gamma][0]
-        predicted = entry["exact"]["tau"] * alone / sum(map(line, ("draft", "verify", "other")))
+        predicted = entry["exact"]["tau"] * alone / sum(map(line, ("draft", "verify", "sample", "other")))
         ratios.append(predicted / entry["speed_up"])
         print(
             f"{suite:8} {temperature:>3} {rule:12} {proposer:18} {gamma:>6} {entry['speed_up']:>8.2f}x "

@@ -107,14 +107,16 @@ pub struct TimeSplit {
     pub draft: f64,
     /// Target forward over the drafts, with its logits.
     pub verify: f64,
-    /// Acceptance, sampling, bookkeeping.
+    /// Acceptance of drafts, and the draws of the target.
+    pub sample: f64,
+    /// Bookkeeping: inputs of the passes, rows that ended.
     pub other: f64,
 }
 
 impl TimeSplit {
     /// Seconds spent in rounds, prefill excluded.
     pub fn rounds(&self) -> f64 {
-        self.draft + self.verify + self.other
+        self.draft + self.verify + self.sample + self.other
     }
 
     /// The mean of several decodes, of which this is the sum.
@@ -124,6 +126,7 @@ impl TimeSplit {
             prefill: each(self.prefill),
             draft: each(self.draft),
             verify: each(self.verify),
+            sample: each(self.sample),
             other: each(self.other),
         }
     }
@@ -132,6 +135,7 @@ impl TimeSplit {
         self.prefill += other.prefill;
         self.draft += other.draft;
         self.verify += other.verify;
+        self.sample += other.sample;
         self.other += other.other;
     }
 }

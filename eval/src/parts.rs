@@ -12,7 +12,7 @@ use crate::error::EvalError;
 use crate::exact::ExactTau;
 
 /// Version of the files.
-const FORMAT_VERSION: u32 = 2;
+const FORMAT_VERSION: u32 = 3;
 /// File that says what the others were decoded from.
 const KEY_FILE: &str = "key.json";
 

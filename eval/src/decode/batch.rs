@@ -23,7 +23,9 @@ pub(super) fn decode_batch(
     let mut done: Vec<Option<SequenceRecord>> = vec![None; sequences.len()];
     let mut new_tokens = batch.prefill()?;
     loop {
+        let start = Instant::now();
         let finished = batch.take_finished(&mut done);
+        batch.time.other += start.elapsed().as_secs_f64();
         if !report(new_tokens, finished) {
             return Err(EvalError::Interrupted);
         }
@@ -159,6 +161,7 @@ impl<'a, 'p> Batch<'a, 'p> {
                     .collect()
             })
             .collect();
+        let begun = Instant::now();
         let states = self.forward(&fed);
         let nums: Vec<usize> = fed.iter().map(Vec::len).collect();
         let logits = self.logits(&states, &vec![0; fed.len()], &nums);
@@ -174,8 +177,9 @@ impl<'a, 'p> Batch<'a, 'p> {
         let settled = Instant::now();
         self.commit(states, &committed);
         self.time.draft += (drafted - start + settled.elapsed()).as_secs_f64();
-        self.time.verify += (verified - drafted).as_secs_f64();
-        self.time.other += (settled - verified).as_secs_f64();
+        self.time.other += (begun - drafted).as_secs_f64();
+        self.time.verify += (verified - begun).as_secs_f64();
+        self.time.sample += (settled - verified).as_secs_f64();
         Ok(committed.iter().sum())
     }
 

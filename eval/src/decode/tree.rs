@@ -19,6 +19,7 @@ impl Batch<'_, '_> {
         let trees = self.propose_trees(shape)?;
         let drafted = Instant::now();
         let tokens = self.tree_tokens(&trees);
+        let begun = Instant::now();
         let pass = self
             .decoder
             .target
@@ -39,8 +40,9 @@ impl Batch<'_, '_> {
         let committed: Vec<usize> = paths.iter().map(Vec::len).collect();
         self.tell_proposer(states, &committed);
         self.time.draft += (drafted - start + settled.elapsed()).as_secs_f64();
-        self.time.verify += (verified - drafted).as_secs_f64();
-        self.time.other += (settled - verified).as_secs_f64();
+        self.time.other += (begun - drafted).as_secs_f64();
+        self.time.verify += (verified - begun).as_secs_f64();
+        self.time.sample += (settled - verified).as_secs_f64();
         Ok(committed.iter().sum())
     }
 

@@ -277,7 +277,7 @@ pub(super) fn times(entries: &[&Entry]) -> String {
     let parts = |entry: &Entry| {
         let time = entry.time;
         let tokens = (entry.counts.tokens as f64).max(1.0);
-        [time.draft, time.verify, time.other].map(|seconds| 1e3 * seconds / tokens)
+        [time.draft, time.verify, time.sample, time.other].map(|seconds| 1e3 * seconds / tokens)
     };
     let totals = entries.iter().map(|entry| parts(entry).iter().sum::<f64>());
     let most = totals.fold(0.0, f64::max);
@@ -295,11 +295,11 @@ pub(super) fn times(entries: &[&Entry]) -> String {
     let mut drawing = named_rows(&names, &scale, usize::from(most < 4.0));
     for (row, entry) in entries.iter().enumerate() {
         let mut before = 0.0;
-        let names = ["draft", "verify", "other"];
+        let names = ["draft", "verify", "sample", "other"];
         for ((part, name), colour) in parts(entry)
             .into_iter()
             .zip(names)
-            .zip(["#e69f00", "#0072b2", "#8a8a8a"])
+            .zip(["#e69f00", "#0072b2", "#009e73", "#8a8a8a"])
         {
             let from = scale.at(before);
             before += part;

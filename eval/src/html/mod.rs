@@ -219,7 +219,7 @@ fn section(report: &Report, palette: &Palette, setting: Setting<'_>) -> String {
             charts::lengths(&entries, palette),
         ),
         (
-            "milliseconds a token: draft, verify, other",
+            "milliseconds a token: draft, verify, sample, other",
             charts::times(&entries),
         ),
         (

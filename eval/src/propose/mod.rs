@@ -8,6 +8,7 @@ mod choice;
 pub mod drafter;
 pub mod model;
 pub mod none;
+mod prefix_tree;
 pub mod prompt_lookup;
 pub mod suffix;
 mod suffix_automaton;

@@ -3,8 +3,8 @@
 //! The tree is grown level by level as in EAGLE-2 (2406.16858): the most promising entries of a level are drafted behind, each
 //! by a copy of the drafter's state, and in the end the entries of the largest value are kept, where the value of an entry is
 //! the product of the drafter's probabilities along its path. Values fall along a path, so an entry is never kept without its
-//! parent. A block drafter's probabilities at a depth do not depend on the path, and the same growth finds the most probable
-//! prefixes.
+//! parent. Where the probabilities of a depth do not depend on the path, one pass knows them all, and the tree is that of
+//! [`super::prefix_tree`].
 
 use std::sync::Arc;
 
@@ -16,13 +16,14 @@ use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::host_values;
 use serde::{Deserialize, Serialize};
 
+use super::prefix_tree::{Candidates, best_prefixes};
 use super::{DraftChoice, DraftRule, ProposeRow};
 
 /// How trees are grown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TreeShape {
-    /// Entries that are drafted behind at each depth, and drafts behind each of them.
+    /// Entries that are drafted behind at each depth, and drafts behind each of them, where the drafter reads its drafts.
     pub width: usize,
     /// Drafts that are verified, at most.
     pub nodes: usize,
@@ -110,6 +111,9 @@ impl Grower<'_> {
         mut state: DraftState,
         rows: &[ProposeRow<'_>],
     ) -> Option<Vec<DraftTree>> {
+        if !self.drafter.reads_drafts() {
+            return self.best_prefixes(state, rows);
+        }
         let mut trees: Vec<Vec<Node>> = vec![Vec::new(); rows.len()];
         let mut open: Vec<Open> = (0..rows.len())
             .filter(|&row| rows[row].max_tokens > 0)
@@ -140,7 +144,7 @@ impl Grower<'_> {
                 let at = open[place];
                 let tree = &mut trees[at.row];
                 let value = at.node.map_or(1.0, |node| tree[node].value);
-                for (id, share) in self.best(scores, &rows[at.row], depth)? {
+                for (id, share) in self.best(scores, &rows[at.row], depth, self.shape.width)? {
                     if !rows[at.row].stop_ids.contains(&id) {
                         next.push(Open {
                             row: at.row,
@@ -160,8 +164,41 @@ impl Grower<'_> {
         Some(trees.iter().map(|tree| self.kept(tree)).collect())
     }
 
-    /// The most probable tokens behind an entry with their shares, as the rule wants drafts to be chosen.
-    fn best(&self, logits: &[f32], row: &ProposeRow<'_>, depth: usize) -> Option<Vec<(u32, f64)>> {
+    /// The trees of a drafter that does not read its drafts: every depth is known before the first choice.
+    fn best_prefixes(
+        &self,
+        mut state: DraftState,
+        rows: &[ProposeRow<'_>],
+    ) -> Option<Vec<DraftTree>> {
+        let mut candidates: Vec<Vec<Candidates>> = vec![Vec::new(); rows.len()];
+        let limit = self.drafter.max_depths().unwrap_or(usize::MAX);
+        let depths = rows.iter().map(|row| row.max_tokens).max().unwrap_or(0);
+        let unread = vec![0; rows.len()];
+        for depth in 0..depths.min(limit) {
+            let fed = (depth > 0).then_some(unread.as_slice());
+            let logits = host_values(&self.drafter.next_logits(&mut state, fed, self.ends));
+            let of_rows = logits.chunks_exact(self.vocab.len()).zip(rows);
+            for ((scores, row), candidates) in of_rows.zip(&mut candidates) {
+                if depth < row.max_tokens {
+                    candidates.push(self.best(scores, row, depth, self.shape.nodes)?);
+                }
+            }
+        }
+        let trees = candidates.iter().zip(rows);
+        let tree = |(depths, row): (&Vec<Candidates>, &ProposeRow<'_>)| {
+            best_prefixes(depths, self.shape.nodes, row.stop_ids)
+        };
+        Some(trees.map(tree).collect())
+    }
+
+    /// The `count` most probable tokens behind an entry with their shares, as the rule wants drafts to be chosen.
+    fn best(
+        &self,
+        logits: &[f32],
+        row: &ProposeRow<'_>,
+        depth: usize,
+        count: usize,
+    ) -> Option<Candidates> {
         if logits.iter().any(|logit| !logit.is_finite()) {
             return None;
         }
@@ -187,11 +224,11 @@ impl Grower<'_> {
             }
         }
         let mut order: Vec<usize> = (0..shares.len()).collect();
-        let width = self.shape.width.min(order.len());
+        let count = count.min(order.len());
         let larger = |a: &usize, b: &usize| shares[*b].total_cmp(&shares[*a]).then(a.cmp(b));
-        if width < order.len() {
-            order.select_nth_unstable_by(width - 1, larger);
-            order.truncate(width);
+        if count < order.len() {
+            order.select_nth_unstable_by(count - 1, larger);
+            order.truncate(count);
         }
         order.sort_by(larger);
         let token = |index: &usize| (self.vocab.to_target(*index as u32), shares[*index]);

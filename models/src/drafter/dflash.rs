@@ -291,6 +291,10 @@ impl Drafter for Dflash {
         Some(self.shape.num_depths())
     }
 
+    fn reads_drafts(&self) -> bool {
+        false
+    }
+
     fn num_layers(&self) -> usize {
         self.layers.len()
     }

@@ -159,6 +159,11 @@ pub trait Drafter: Module {
         None
     }
 
+    /// Whether the logits of a depth depend on the tokens chosen at the depths before it.
+    fn reads_drafts(&self) -> bool {
+        true
+    }
+
     /// Decoder layers, each with keys and values of the target's head shape.
     fn num_layers(&self) -> usize {
         1
@@ -387,6 +392,8 @@ macro_rules! drafter_families {
             fn num_depths(&self) -> usize;
             /// See [`Drafter::max_depths`].
             fn max_depths(&self) -> Option<usize>;
+            /// See [`Drafter::reads_drafts`].
+            fn reads_drafts(&self) -> bool;
             /// See [`Drafter::num_layers`].
             fn num_layers(&self) -> usize;
             /// See [`Drafter::num_weights`].
