@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::EvalError;
 use crate::exact::{ExactReport, ExactTau, ScheduledTau};
+use crate::round_dp::mean_cost;
 
 /// A device, as far as the model knows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -239,11 +240,13 @@ pub fn predict(
         Some(block) => device.seconds(pass, load, block as f64 + 1.0),
         None => drafts * device.seconds(pass, load, 1.0),
     };
-    // Means stand for all rounds; where texts end, fewer drafts are verified.
-    let speed = |entry: &ExactTau| {
+    // Round by round: where texts end or doubts stop a round, fewer drafts are verified, and time is no straight line in them.
+    let verify =
+        |rounds: &[f64]| mean_cost(rounds, |drafts| device.seconds(target, load, drafts + 1.0));
+    let speed = |(entry, rounds): (&ExactTau, &Vec<f64>)| {
         let (gamma, tau) = (entry.gamma, entry.tau);
-        let draft = draft(entry.drafts);
-        let verify = device.seconds(target, load, entry.drafts + 1.0);
+        let draft = mean_cost(rounds, draft);
+        let verify = verify(rounds);
         PredictedSpeed {
             gamma,
             tau,
@@ -254,9 +257,10 @@ pub fn predict(
         }
     };
     let entries = measured.report.by_gamma.iter();
+    let entries = entries.zip(&measured.report.rounds_by_drafts);
     let by_gamma: Vec<PredictedSpeed> = entries.map(speed).collect();
     let schedule = |entry: &ScheduledTau| {
-        let seconds = draft(entry.drafted) + device.seconds(target, load, entry.drafts + 1.0);
+        let seconds = draft(entry.drafted) + verify(&entry.rounds_by_drafts);
         PredictedSchedule {
             threshold: entry.threshold,
             tau: entry.tau,

@@ -28,9 +28,24 @@ pub fn variance_of_rounds(ratios: &[Vec<f64>], expected: &[f64], gamma: usize) -
     variance
 }
 
-/// Expected drafts that are verified over all rounds of a turn.
-pub fn verified_drafts(ratios: &[Vec<f64>], gamma: usize) -> f64 {
-    summed_over_rounds(ratios, gamma, |anchor| ratios[anchor].len().min(gamma))
+/// Expected rounds of a turn that verify `0, 1, .., gamma` drafts. With it any cost of a round can take the place of the
+/// "1" that [`expected_rounds`] counts: the cost of a text is the sum of `rounds * cost(drafts)`.
+pub fn rounds_by_drafts(ratios: &[Vec<f64>], gamma: usize) -> Vec<f64> {
+    let mut rounds = vec![0.0; gamma + 1];
+    for (visit, ratios) in visit_probabilities(ratios, gamma).iter().zip(ratios) {
+        rounds[ratios.len().min(gamma)] += visit;
+    }
+    rounds
+}
+
+/// The mean of a cost over the rounds that [`rounds_by_drafts`] counts; 0 without a round.
+pub fn mean_cost(rounds_by_drafts: &[f64], cost: impl Fn(f64) -> f64) -> f64 {
+    let rounds: f64 = rounds_by_drafts.iter().sum();
+    let costs = rounds_by_drafts.iter().enumerate();
+    let total: f64 = costs
+        .map(|(drafts, rounds)| rounds * cost(drafts as f64))
+        .sum();
+    if rounds > 0.0 { total / rounds } else { 0.0 }
 }
 
 /// Expected sum of `count`, a function of the anchor, over all rounds of a turn.
@@ -136,6 +151,21 @@ mod tests {
         );
         let error = variance * (2.0 / f64::from(runs)).sqrt();
         assert!((found - variance).abs() < 5.0 * error, "{found} {variance}");
+    }
+
+    /// Red under: `visit` replaced by `1.0` in `rounds_by_drafts`.
+    #[test]
+    fn the_cost_of_a_text_is_that_of_its_rounds() {
+        let ratios: Ratios = vec![vec![0.5, 0.25], vec![0.5], vec![]];
+        // Anchors are visited with probability 1, 0.5 and 0.625; they verify two drafts, one and none.
+        let rounds = rounds_by_drafts(&ratios, 2);
+        assert_eq!(rounds, [0.625, 0.5, 1.0]);
+        assert!((rounds.iter().sum::<f64>() - expected_rounds(&ratios, 2)[0]).abs() < 1e-12);
+        let cost = mean_cost(&rounds, |drafts| 3.0 + drafts * drafts);
+        assert!((cost - (0.625 * 3.0 + 0.5 * 4.0 + 1.0 * 7.0) / 2.125).abs() < 1e-12);
+        assert!(mean_cost(&[0.0, 0.0], |_| 1.0).abs() < 1e-12);
+        // With one draft at most, the first anchor verifies one.
+        assert_eq!(rounds_by_drafts(&ratios, 1), [0.75, 1.5]);
     }
 
     #[test]

@@ -116,6 +116,9 @@ pub struct ExactReport {
     pub num_tokens: usize,
     /// One entry for each gamma, `1 ..= num_depths`.
     pub by_gamma: Vec<ExactTau>,
+    /// Expected rounds that verify 0, 1, .. drafts, one list for each entry of `by_gamma`: with it any cost of a round gives
+    /// the cost of the text.
+    pub rounds_by_drafts: Vec<Vec<f64>>,
     /// The same with the largest gamma, where a round verifies only drafts that the drafter believes in.
     pub by_confidence: Vec<ScheduledTau>,
     /// Conditional acceptance per depth over the rounds decoding visits with the largest gamma.

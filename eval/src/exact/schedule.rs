@@ -10,13 +10,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::ratios::SlotRatio;
-use crate::round_dp::{expected_rounds, summed_over_rounds, verified_drafts};
+use super::sums::add;
+use crate::round_dp::{mean_cost, rounds_by_drafts, summed_over_rounds};
 
 /// Thresholds that are replayed.
 pub const THRESHOLDS: [f64; 9] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9];
 
 /// Tokens per round when a round verifies the drafts that are believed in.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduledTau {
     /// Least estimated probability that all drafts up to this one are accepted.
@@ -27,16 +28,17 @@ pub struct ScheduledTau {
     pub drafts: f64,
     /// Drafts whose confidence is computed in a round: the first one that is not believed in too.
     pub drafted: f64,
+    /// Expected rounds that verify 0, 1, .. drafts.
+    pub rounds_by_drafts: Vec<f64>,
 }
 
 /// Expected sums for each of [`THRESHOLDS`].
 #[derive(Clone, Debug, Default)]
 pub(super) struct ScheduleSums([ScheduleSum; THRESHOLDS.len()]);
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct ScheduleSum {
-    rounds: f64,
-    verified: f64,
+    rounds_by_drafts: Vec<f64>,
     drafted: f64,
 }
 
@@ -49,8 +51,8 @@ impl ScheduleSums {
                 kept.map(|slot| slot.realised).collect()
             };
             let ratios: Vec<Vec<f64>> = anchors.iter().map(believed).collect();
-            sum.rounds += expected_rounds(&ratios, gamma)[0];
-            sum.verified += verified_drafts(&ratios, gamma);
+            sum.rounds_by_drafts.resize(gamma + 1, 0.0);
+            add(&mut sum.rounds_by_drafts, &rounds_by_drafts(&ratios, gamma));
             let drafted = |at: usize| (ratios[at].len() + 1).min(anchors[at].len()).min(gamma);
             sum.drafted += summed_over_rounds(&ratios, gamma, drafted);
         }
@@ -58,11 +60,15 @@ impl ScheduleSums {
 
     /// The figures of a text of `tokens` tokens.
     pub(super) fn report(&self, tokens: f64) -> Vec<ScheduledTau> {
-        let entry = |(threshold, sum): (f64, &ScheduleSum)| ScheduledTau {
-            threshold,
-            tau: tokens / sum.rounds,
-            drafts: sum.verified / sum.rounds,
-            drafted: sum.drafted / sum.rounds,
+        let entry = |(threshold, sum): (f64, &ScheduleSum)| {
+            let rounds: f64 = sum.rounds_by_drafts.iter().sum();
+            ScheduledTau {
+                threshold,
+                tau: tokens / rounds,
+                drafts: mean_cost(&sum.rounds_by_drafts, |drafts| drafts),
+                drafted: sum.drafted / rounds,
+                rounds_by_drafts: sum.rounds_by_drafts.clone(),
+            }
         };
         THRESHOLDS.into_iter().zip(&self.0).map(entry).collect()
     }

@@ -7,7 +7,9 @@ use super::ratios::SlotRatio;
 use super::schedule::ScheduleSums;
 use super::{ExactReport, ExactSettings, ExactTau};
 use crate::bootstrap::ratio_interval;
-use crate::round_dp::{DepthSums, expected_rounds, variance_of_rounds, verified_drafts};
+use crate::round_dp::{
+    DepthSums, expected_rounds, mean_cost, rounds_by_drafts, variance_of_rounds,
+};
 
 /// Tokens and expected rounds of one row, for each gamma.
 struct RowSums {
@@ -25,8 +27,8 @@ pub(super) struct Sums {
     /// Sum over all anchors of the expected accepted drafts, for each gamma.
     uniform_accepted: Vec<f64>,
     depths: DepthSums,
-    /// Expected verified drafts, for each gamma.
-    drafts: Vec<f64>,
+    /// Expected rounds by the number of verified drafts, for each gamma.
+    rounds_by_drafts: Vec<Vec<f64>>,
     scheduled: ScheduleSums,
 }
 
@@ -39,7 +41,7 @@ impl Sums {
             num_anchors: 0,
             uniform_accepted: vec![0.0; num_depths],
             depths: DepthSums::new(num_depths),
-            drafts: vec![0.0; num_depths],
+            rounds_by_drafts: (1..=num_depths).map(|gamma| vec![0.0; gamma + 1]).collect(),
             scheduled: ScheduleSums::default(),
         }
     }
@@ -65,7 +67,8 @@ impl Sums {
                 let expected = expected_rounds(&ratios, gamma);
                 sums.rounds[gamma - 1] += expected[0];
                 sums.variance[gamma - 1] += variance_of_rounds(&ratios, &expected, gamma)[0];
-                self.drafts[gamma - 1] += verified_drafts(&ratios, gamma);
+                let found = rounds_by_drafts(&ratios, gamma);
+                add(&mut self.rounds_by_drafts[gamma - 1], &found);
             }
             self.depths.add(&ratios);
             self.scheduled.add(anchors, self.num_depths);
@@ -102,7 +105,7 @@ impl Sums {
                 gamma: index + 1,
                 tau: tokens / rounds,
                 interval: ratio_interval(&pairs, settings.resamples, settings.seed),
-                drafts: self.drafts[index] / rounds,
+                drafts: mean_cost(&self.rounds_by_drafts[index], |drafts| drafts),
                 rounds,
                 rounds_variance: self.rows.iter().map(|row| row.variance[index]).sum(),
                 uniform_anchor_tau: 1.0 + self.uniform_accepted[index] / self.num_anchors as f64,
@@ -117,10 +120,18 @@ impl Sums {
             num_turns: self.num_turns,
             num_tokens: tokens as usize,
             by_gamma: (0..self.num_depths).map(entry).collect(),
+            rounds_by_drafts: self.rounds_by_drafts.clone(),
             by_confidence: self.scheduled.report(tokens),
             acceptance_by_depth: shares(&self.depths.accepted, &self.depths.reached),
             survival_by_depth: shares(&self.depths.accepted, &self.depths.proposed),
         }
+    }
+}
+
+/// Adds numbers to those at the same place.
+pub(super) fn add(sums: &mut [f64], more: &[f64]) {
+    for (sum, more) in sums.iter_mut().zip(more) {
+        *sum += more;
     }
 }
 

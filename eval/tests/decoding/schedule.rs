@@ -74,7 +74,7 @@ impl Proposer for Believing<'_> {
 }
 
 /// Red under: `take_while` in `believed` replaced by a count of all confident drafts; the confidence of the token in the text in
-/// place of the most probable one's; `gamma` drafts counted in `verified_drafts` however few there are.
+/// place of the most probable one's; `gamma` drafts counted in `rounds_by_drafts` however few there are.
 #[test]
 fn replayed_rounds_are_those_of_decoding_that_stops_where_the_drafter_doubts() {
     let target = target();
@@ -105,7 +105,7 @@ fn replayed_rounds_are_those_of_decoding_that_stops_where_the_drafter_doubts() {
                 (drafter, &vocab),
                 &text,
             );
-            let (entry, whole) = (report.by_confidence[index], report.by_gamma[3]);
+            let (entry, whole) = (&report.by_confidence[index], report.by_gamma[3]);
             let expected = counts.tokens as f64 / entry.tau;
             let (found, error) = (counts.rounds as f64, whole.rounds_variance.sqrt());
             // The coins of more drafts spread more; eight cells.
