@@ -16,7 +16,7 @@ mkdir -p "$out/prompts"
 # Every second MT-Bench prompt, so that 40 of them cover all categories.
 awk 'NR % 2 == 1' "$data/mt_bench.jsonl" > "$out/prompts/mt_bench.jsonl"
 
-# stage NAME CONFIG FOLDER [ARGUMENTS]: runs a stage, notes its wall time and the largest memory of its own (mapped states do not count).
+# stage NAME CONFIG FOLDER [ARGUMENTS]: runs a stage, notes its wall time and its peak resident memory.
 stage() {
     name=$1 run_file=$2 into=$3
     shift 3
@@ -29,12 +29,12 @@ stage() {
             { name = \"humaneval\", file = \"$data/humaneval.jsonl\", limit = 40 },
             { name = \"mt-bench\", file = \"$out/prompts/mt_bench.jsonl\" }]" <<'PY'
 import json, subprocess, sys, time
-start, most = time.time(), 0
+start, most = time.time(), 0  # VmHWM: the most that was ever resident
 process = subprocess.Popen(sys.argv[2:])
 while process.poll() is None:
     try:
         status = open(f"/proc/{process.pid}/status").read()
-        most = max([most] + [int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:")])
+        most = max([most] + [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")])
     except OSError:
         pass
     time.sleep(0.5)
