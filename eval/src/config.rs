@@ -71,6 +71,7 @@ pub struct EvalConfig {
     /// Longest suffix that `prompt_lookup` looks for.
     pub lookup_max: usize,
     /// A divergence of text that does not depend on the drafts is called numerical when the target's two best logits are closer than this.
+    /// The default is for a target in f32; in bf16, whose numbers have 8 bits, each of the two moves by up to 2^-8 of itself.
     pub near_tie_tolerance: f64,
 }
 

@@ -21,7 +21,7 @@ pub fn render(report: &Report) -> String {
     let mut lines = align(&rows);
     lines.push(LEGEND.to_owned());
     lines.extend(report.exact.iter().map(exact_line));
-    let verdicts = text_verdicts(&report.entries).into_iter();
+    let verdicts = text_verdicts(&report.entries, &report.target.dtype).into_iter();
     let verdicts = verdicts.chain(chance_verdicts(&report.entries));
     lines.extend(verdicts.map(|(words, _)| words));
     lines.push(String::new());
@@ -127,8 +127,9 @@ fn comparison_cells(comparison: &Comparison) -> Vec<String> {
 }
 
 /// `greedy output identical: ...` over all compared entries, and the same for every other rule whose text does not depend
-/// on the drafts; each as (words, whether it holds).
-pub fn text_verdicts(entries: &[Entry]) -> Vec<(String, bool)> {
+/// on the drafts; each as (words, whether it holds). `target_dtype` is the type that the target computed in, which decides
+/// how near a tie of its scores is.
+pub fn text_verdicts(entries: &[Entry], target_dtype: &str) -> Vec<(String, bool)> {
     let mut rules: Vec<&str> = Vec::new();
     for entry in entries.iter().filter(|entry| entry.lossless.is_some()) {
         if !rules.contains(&entry.rule.as_str()) {
@@ -139,8 +140,9 @@ pub fn text_verdicts(entries: &[Entry]) -> Vec<(String, bool)> {
         let entries = entries.iter().filter(|entry| entry.rule == **rule);
         let checks: Vec<&LosslessCheck> = entries.filter_map(|e| e.lossless.as_ref()).collect();
         let holds = checks.iter().all(|check| check.is_lossless());
+        let hint = rounding_hint(&checks, target_dtype).unwrap_or_default();
         (
-            format!("{rule} output identical: {}", verdict(&checks)),
+            format!("{rule} output identical: {}{hint}", verdict(&checks)),
             holds,
         )
     };
@@ -194,6 +196,22 @@ fn verdict(checks: &[&LosslessCheck]) -> String {
             compared - identical
         )
     }
+}
+
+/// What to set where texts of a target in bf16 part at gaps beyond the tolerance. Within it the token was no runner-up, which
+/// a wider one would not excuse.
+fn rounding_hint(checks: &[&LosslessCheck], target_dtype: &str) -> Option<String> {
+    let gaps = checks.iter().flat_map(|check| {
+        let gaps = check.divergences.iter().filter_map(|parted| parted.gap);
+        gaps.filter(|gap| *gap > check.near_tie_tolerance)
+    });
+    let widest = gaps.reduce(f64::max)?;
+    (target_dtype == "bf16").then(|| {
+        format!(
+            "; the two best scores are up to {widest:.1e} apart there, and bf16 moves each by up to 2^-8 of it: set \
+             `eval.near_tie_tolerance` to 2^-7 of the largest logits before this counts as a fault"
+        )
+    })
 }
 
 /// Columns padded to their widest cell, words on the left and numbers on the right; the first row is the header.

@@ -32,7 +32,7 @@ pub(super) fn checks(session: &Session) -> anyhow::Result<Vec<Check>> {
         }
     }
     let measured = Check::new("decoded with", true, drafters.join(", "));
-    let texts = text_verdicts(&entries).into_iter();
+    let texts = text_verdicts(&entries, session.run_file().target.dtype.name()).into_iter();
     let all = texts.chain(chance_verdicts(&entries));
     let check = |(words, passed): (String, bool)| {
         let (name, detail) = words.split_once(": ").unwrap_or(("lossless", &words));

@@ -134,7 +134,7 @@ impl<'a> Setting<'a> {
 fn head(report: &Report) -> String {
     let target = &report.target;
     let mut verdicts = String::new();
-    let texts = text_verdicts(&report.entries).into_iter();
+    let texts = text_verdicts(&report.entries, &target.dtype).into_iter();
     for (words, holds) in texts.chain(chance_verdicts(&report.entries)) {
         let class = if holds { "good" } else { "bad" };
         let _ = writeln!(verdicts, "<p class=\"{class}\">{}</p>", escape(&words));

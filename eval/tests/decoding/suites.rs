@@ -6,7 +6,7 @@ use draftsmith_eval::config::EvalConfig;
 use draftsmith_eval::decode::TimeSplit;
 use draftsmith_eval::error::EvalError;
 use draftsmith_eval::html;
-use draftsmith_eval::lossless::LosslessCheck;
+use draftsmith_eval::lossless::{Divergence, LosslessCheck};
 use draftsmith_eval::parts::Parts;
 use draftsmith_eval::picture;
 use draftsmith_eval::report::{DrafterRecord, Entry, FORMAT_VERSION, Report, TargetRecord};
@@ -125,6 +125,7 @@ fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
     report.write(&path).unwrap();
     assert_eq!(Report::read(&path).unwrap(), report);
     check_page(&report);
+    check_hint(&report);
     check_picture(&report);
     check_comparison(&report);
     let table = render(&report);
@@ -136,6 +137,45 @@ fn a_run_covers_suites_temperatures_and_proposers_and_survives_the_disk() {
     ];
     for verdict in verdicts {
         assert!(table.contains(verdict), "{table}");
+    }
+}
+
+/// The report of a target in `dtype` of which one greedy text parted where the two best scores are `gap` apart.
+fn parted(report: &Report, dtype: &str, gap: f64) -> Report {
+    let mut report = report.clone();
+    dtype.clone_into(&mut report.target.dtype);
+    let checks = report.entries.iter_mut().map(|entry| &mut entry.lossless);
+    let check = checks.flatten().next().unwrap();
+    check.identical -= 1;
+    check.divergences.push(Divergence {
+        id: "a".to_owned(),
+        position: 3,
+        expected: Some(1),
+        found: Some(2),
+        gap: Some(gap),
+        is_near_tie: false,
+    });
+    report
+}
+
+/// A tolerance for f32 says nothing about a target in bf16, and the verdict says so; it excuses nothing else.
+/// Red under: `target_dtype == "bf16"` in `rounding_hint` replaced by `true`; `*gap > check.near_tie_tolerance` there by `true`.
+fn check_hint(report: &Report) {
+    let hint = "set `eval.near_tie_tolerance`";
+    for (dtype, gap, has_hint) in [
+        ("bf16", 0.05, true),
+        ("f32", 0.05, false),
+        ("bf16", 1e-5, false),
+    ] {
+        let report = parted(report, dtype, gap);
+        let table = render(&report);
+        assert!(
+            table.contains("\ngreedy output identical: NO (1 of 12 outputs differ"),
+            "{table}"
+        );
+        for text in [table, html::render(&report)] {
+            assert_eq!(text.contains(hint), has_hint, "{dtype}, {gap}");
+        }
     }
 }
 
