@@ -103,7 +103,7 @@ pub(crate) struct DoctorArgs {
     /// The run file.
     #[command(flatten)]
     pub(crate) run: RunArgs,
-    /// Also decode `[eval] suites` under every verification rule and check that the text is the target's own
+    /// Also compute the law of every verification rule, decode `[eval] suites` under each and check that the text is the target's own
     #[arg(long)]
     pub(crate) lossless: bool,
 }

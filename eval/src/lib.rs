@@ -11,6 +11,7 @@ mod category;
 pub mod compare;
 pub mod config;
 pub mod decode;
+pub mod enumeration;
 pub mod error;
 pub mod exact;
 pub mod html;

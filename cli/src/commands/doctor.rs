@@ -2,6 +2,7 @@
 
 use burn::tensor::Tensor;
 use draftsmith_data::tokenizer::ChatTokenizer;
+use draftsmith_eval::enumeration::RuleCheck;
 use draftsmith_models::batch::{DraftBatch, TokenBatch, TokenRow};
 use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
 use draftsmith_models::parity::{Rounds, replay};
@@ -32,6 +33,9 @@ pub(super) struct Check {
     /// Tensor by tensor, where a device is compared with the processor.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tensors: Vec<TensorDifference>,
+    /// Figures, where the law of a rule is checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    law: Option<RuleCheck>,
 }
 
 impl Check {
@@ -41,6 +45,16 @@ impl Check {
             passed,
             detail: detail.into(),
             tensors: Vec::new(),
+            law: None,
+        }
+    }
+
+    /// Of one verification rule by itself.
+    pub(super) fn of_rule(found: RuleCheck) -> Self {
+        let name = format!("law of `{}` over {}", found.rule, found.shape.name());
+        Self {
+            law: Some(found.clone()),
+            ..Self::new(name, found.holds(), found.describe())
         }
     }
 }
@@ -175,5 +189,31 @@ fn made_up_rows(vocab_size: usize) -> TokenBatch {
     };
     TokenBatch {
         rows: (0..CHECK_ROWS).map(row).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_eval::enumeration::{Method, Shape};
+
+    use super::*;
+
+    /// Red under: `found.holds()` in `of_rule` replaced by `true`; `self.bound` in `RuleCheck::holds` by 1.0.
+    #[test]
+    fn a_rule_off_its_law_fails() {
+        let of_figure = |figure| {
+            Check::of_rule(RuleCheck {
+                rule: "sampling",
+                shape: Shape::Trees,
+                method: Method::Enumeration,
+                cases: 45,
+                figure,
+                bound: 1e-9,
+            })
+        };
+        let [good, bad] = [2.2e-16, 0.03].map(of_figure);
+        assert!(good.passed && !bad.passed);
+        let expected = "FAIL law of `sampling` over trees: 45 cases enumerated, largest error 3.0e-2 (bound 1e-9)";
+        assert_eq!(describe(&[bad]), expected);
     }
 }

@@ -44,7 +44,7 @@ pub(super) fn choose(
                 stream: row.stream,
                 position: first + depth,
             };
-            under_noise(&probabilities(), vocab, at)
+            under_noise(&probabilities(), vocab, &at.weights(vocab.target_vocab()))
         }
     }
 }
@@ -59,8 +59,12 @@ fn drawn(probabilities: Vec<f64>, vocab: &Arc<VocabMap>, coin: f64) -> DraftToke
     }
 }
 
-fn under_noise(probabilities: &[f64], vocab: &VocabMap, at: NoiseAt) -> Option<DraftToken> {
-    let noise = at.weights(vocab.target_vocab());
+/// The draft of the largest score among probabilities `[V_draft]` under the noise of target tokens, `[V]`.
+pub(crate) fn under_noise(
+    probabilities: &[f64],
+    vocab: &VocabMap,
+    noise: &[f64],
+) -> Option<DraftToken> {
     let ids = vocab.target_ids().iter().copied();
     let scores = ids
         .zip(probabilities)

@@ -4,7 +4,7 @@
 //! asked for drafts, and told which rows go on. Every drafted token comes with the distribution it was
 //! drawn from; the acceptance test uses exactly those numbers.
 
-mod choice;
+pub(crate) mod choice;
 pub mod drafter;
 pub mod model;
 pub mod none;

@@ -1,7 +1,7 @@
 //! [`Chance`]: the random decisions of verification, apart from the rules that take them.
 //!
 //! A rule asks for events of a probability and for tokens in proportion to weights. Decoding answers from counters;
-//! a test answers with every possibility in turn and so learns the exact law of the text from the rule's own code.
+//! [`crate::enumeration`] answers with every possibility in turn and so learns the exact law of the text from the rule's own code.
 
 use std::fmt::Debug;
 

@@ -13,6 +13,5 @@ mod sampling_law;
 mod schedule;
 mod stop_tokens;
 mod suites;
-mod tables;
 mod tiny;
 mod trees;

@@ -4,120 +4,28 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use draftsmith_eval::decode::{DecodeSettings, Decoder, Sequence, decode};
+use draftsmith_eval::enumeration::{
+    ChiSquare, Decoding, Drafts, RoundChance, Shape, World, check_drawn, distance,
+};
 use draftsmith_eval::propose::{DraftChoice, DrafterProposer};
 use draftsmith_eval::verify::{
     Chance, Coins, RULES, Realised, RowToVerify, SpeculativeSampling, Verdict, VerifyRule,
 };
 use draftsmith_models::batch::StateSpec;
-use draftsmith_models::gumbel::NoiseAt;
 use draftsmith_models::sample::{Sampling, draw};
 use draftsmith_models::target::TargetModel;
 use draftsmith_models::weights::host_values;
 
-use crate::tables::{LENGTH, TOKENS, World, by_coin, code};
 use crate::tiny::{VOCAB, drafter, prompts, reduced_vocab, run_by, settings, target};
 
-/// Decodes three tokens under a rule with its random numbers, from tables instead of models.
-fn decode_tables(world: &World, rule: &dyn VerifyRule, stream: u64) -> usize {
-    let seed = 4;
-    let mut text: Vec<usize> = Vec::new();
-    while text.len() < LENGTH {
-        let first = text.len();
-        let choice = rule.draft_choice();
-        let mut coins = Coins {
-            seed,
-            stream,
-            round: (choice == DraftChoice::DrawnEachRound).then_some(first),
-        };
-        let mut last = text.last().copied().unwrap_or(0);
-        let mut drafts = Vec::new();
-        for position in first..first + 2 {
-            let at = NoiseAt {
-                seed,
-                stream,
-                position,
-            };
-            let draft = world.draft(last, choice, at, by_coin(coins.draft(position)));
-            last = draft.id as usize;
-            drafts.push(draft);
-        }
-        text.extend(world.verified(rule, &text, &drafts, &mut coins));
-    }
-    code(&text)
-}
-
-/// Upper 1 % point of chi-square (Wilson and Hilferty 1931).
-fn chi_square_limit(freedom: f64) -> f64 {
-    let spread = 2.0 / (9.0 * freedom);
-    freedom * (1.0 - spread + 2.326 * spread.sqrt()).powi(3)
-}
-
-/// Chi-square statistic over cells of at least five expected counts, the rest pooled.
-fn chi_square(counts: &[f64], law: &[f64]) -> (f64, f64) {
-    let total: f64 = counts.iter().sum();
-    let (mut statistic, mut cells) = (0.0, 0.0);
-    let (mut pooled_count, mut pooled_expected) = (0.0, 0.0);
-    for (&count, &share) in counts.iter().zip(law) {
-        let expected = share * total;
-        if share == 0.0 {
-            assert!(count < 0.5, "an impossible text was drawn");
-        }
-        if expected < 5.0 {
-            pooled_count += count;
-            pooled_expected += expected;
-        } else {
-            statistic += (count - expected).powi(2) / expected;
-            cells += 1.0;
-        }
-    }
-    if pooled_expected > 1.0 {
-        statistic += (pooled_count - pooled_expected).powi(2) / pooled_expected;
-        cells += 1.0;
-    }
-    (statistic, chi_square_limit(cells - 1.0))
-}
-
-fn worlds() -> Vec<World> {
-    let vocabs: [&[u32]; 2] = [&[0, 1, 2, 3], &[0, 2, 3]];
-    let cases = [
-        (vocabs[0], 1.0, 1.0),
-        (vocabs[0], 0.5, 0.9),
-        (vocabs[1], 1.0, 0.8),
-        (vocabs[1], 0.5, 1.0),
-    ];
-    cases
-        .into_iter()
-        .map(|(ids, temperature, top_p)| World {
-            sampling: Sampling {
-                temperature,
-                top_p,
-                ..Sampling::default()
-            },
-            ..World::new(1, ids)
-        })
-        .collect()
-}
-
-/// Chi-square of drawn texts against the target's law, and its limit.
-fn distance(world: &World, decode: impl Fn(u64) -> usize) -> (f64, f64) {
-    let mut counts = vec![0.0; TOKENS.pow(LENGTH as u32)];
-    for stream in 0..50_000 {
-        counts[decode(stream)] += 1.0;
-    }
-    chi_square(&counts, &world.target_law())
-}
-
 /// Pitfall 68: whatever the drafts were drawn from, the outcome has the target's law, at temperatures 0.5 and 1 and with
-/// truncation. Red under: `round` of `Coins` always `None`, for the block rule.
+/// truncation. Red under: `round: None` in `coins` of `enumeration`, for the block rule.
 #[test]
 fn pitfall_68_drawn_texts_follow_the_targets_law_under_every_rule() {
     let sampled = RULES.iter().filter(|rule| rule.name() != "greedy");
     for rule in sampled {
-        for world in worlds() {
-            let (statistic, limit) =
-                distance(&world, |stream| decode_tables(&world, *rule, stream));
-            assert!(statistic < limit, "{}: {statistic} {limit}", rule.name());
-        }
+        let check = check_drawn(*rule, Shape::Chains);
+        assert!(check.holds(), "{check:?}");
     }
 }
 
@@ -139,27 +47,27 @@ impl Chance for Reused {
     }
 }
 
+impl RoundChance for Reused {
+    fn drafts(&mut self, position: usize, law: &[f64]) -> usize {
+        self.0.drafts(position, law)
+    }
+}
+
 #[test]
 fn noise_used_for_a_draft_and_again_for_its_replacement_is_caught() {
     let world = World::new(1, &[0, 1, 2, 3]);
-    let decode = |stream| {
-        let coins = Coins {
-            seed: 4,
-            stream,
-            round: None,
-        };
-        let mut text = Vec::new();
-        while text.len() < LENGTH {
-            let last = text.last().copied().unwrap_or(0);
-            let position = text.len();
-            let draft = world.drawn(last, by_coin(coins.draft(position))(&world.drafter(last)));
-            let rule = &SpeculativeSampling;
-            text.extend(world.verified(rule, &text, &[draft], &mut Reused(coins)));
-        }
-        code(&text)
+    let decoding = Decoding {
+        world: &world,
+        rule: &SpeculativeSampling,
+        drafts: Drafts::Chain(1),
     };
-    let (statistic, limit) = distance(&world, decode);
-    assert!(statistic > 2.0 * limit, "{statistic} {limit}");
+    let coins = |stream| Coins {
+        seed: 4,
+        stream,
+        round: None,
+    };
+    let found = distance(&world, |stream| decoding.text(|_| Reused(coins(stream))));
+    assert!(found.statistic > 2.0 * found.bound, "{found:?}");
 }
 
 /// Law of the second and third new token of the target itself.
@@ -220,8 +128,8 @@ fn decoded_texts_follow_the_targets_law_under_every_rule() {
         for record in &records {
             counts[record.ids[1] as usize * VOCAB + record.ids[2] as usize] += 1.0;
         }
-        let (statistic, limit) = chi_square(&counts, &law);
-        assert!(statistic < limit, "{rule}: {statistic} {limit}");
+        let found = ChiSquare::new(&counts, &law);
+        assert!(found.holds(), "{rule}: {found:?}");
     }
 }
 
