@@ -98,6 +98,8 @@ enum Broken {
     ScalarResidual,
     /// The bonus token is the most probable one.
     CertainBonus,
+    /// The bonus token is drawn by one log-probability, that of the last draft, where its whole row belongs.
+    ScalarBonus,
     /// The ratio has the drafter's probabilities as they were before they were rounded to draw the draft.
     RatioOfOtherNumbers,
 }
@@ -142,17 +144,29 @@ impl VerifyRule for Broken {
         let position = row.position + accepted;
         let next = match self {
             Self::CertainBonus => argmax(row.logits_at(accepted)).unwrap() as u32,
+            Self::ScalarBonus => chance.picks(position, &weights_of_last_draft(row)),
             _ => chance.picks(position, &row.probabilities(accepted)),
         };
         Verdict { accepted, next }
     }
 }
 
+/// The log-probability of the last draft, spread over the vocabulary `[V]` as a tensor of one number is.
+fn weights_of_last_draft(row: &RowToVerify<'_>) -> Vec<f64> {
+    let last = row.drafts.len() - 1;
+    let log_probability = row.probabilities(last)[row.drafts[last].id as usize].ln();
+    vec![log_probability.exp(); row.vocab_size]
+}
+
 /// Each fault is found both ways.
 /// Red under: any fault's own arm in `Broken::verify` left out.
 #[test]
 fn almost_right_rules_are_caught() {
-    for rule in [Broken::ScalarResidual, Broken::CertainBonus] {
+    for rule in [
+        Broken::ScalarResidual,
+        Broken::CertainBonus,
+        Broken::ScalarBonus,
+    ] {
         let exact = check_enumerated(&rule, Chains);
         assert!(exact.figure > 1e-2 && !exact.holds(), "{rule:?}: {exact:?}");
         let drawn = check_drawn(&rule, Chains);
