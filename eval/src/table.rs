@@ -7,7 +7,7 @@ use crate::surprise::z_bound;
 
 /// What the columns mean.
 const LEGEND: &str = "\
-tau: tokens a target step; 95 %: its bootstrap interval over prompts; exact: tau without the noise of coins; accept d: share of
+tau: tokens a target step; 95 %: its bootstrap interval over conversations; exact: tau without the noise of coins; accept d: share of
 the verified drafts at depth d that became text; tok/s: in rounds, without prefill; speed-up: of rounds, against plain decoding";
 /// Headers of the columns that hold words.
 const WORDS: [&str; 3] = ["suite", "proposer", "rule"];
