@@ -9,6 +9,7 @@
 )]
 
 mod alignment;
+mod coupled;
 mod drafter_golden;
 #[path = "../shared/families.rs"]
 mod families;

@@ -13,6 +13,7 @@ use draftsmith_models::target::TargetEnds;
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_models::weights::host_values;
 
+use crate::coupled::{self, Draft};
 use crate::support::{assert_close, largest, normal, row, tensor};
 
 const VOCAB: usize = 14;
@@ -20,24 +21,34 @@ const HIDDEN: usize = 5;
 const EPS: f64 = 1e-5;
 
 /// A batch of two rows with random states, and random drafter outputs for its slots.
-struct Toy {
+///
+/// The second row has two turns that touch. Of its generated tokens a reduced vocabulary lacks some.
+pub(crate) struct Toy {
     ends: TargetEnds,
     vocab: VocabMap,
     batch: DraftBatch,
-    slots: Vec<Slot>,
+    pub(crate) slots: Vec<Slot>,
     hidden: Vec<f32>,
     head: Vec<f32>,
 }
 
+/// What the objective computes from the drafter and does not differentiate, slot by slot.
+struct Detached {
+    /// Overlaps, as `lk_hybrid` reads them.
+    alphas: Vec<f64>,
+    /// Slot weights.
+    weights: Vec<f64>,
+}
+
 impl Toy {
-    fn new(kept: Option<Vec<u32>>) -> Self {
+    pub(crate) fn new(kept: Option<Vec<u32>>) -> Self {
         let vocab = kept.map_or(VocabMap::full(VOCAB), |ids| {
             VocabMap::new(ids, VOCAB).unwrap()
         });
         let tokens = TokenBatch {
             rows: vec![
                 row(&[3, 9, 0, 4, 13, 6, 7, 1], &[0, 0, 1, 1, 1, 1, 0, 0]),
-                row(&[5, 11, 2, 8, 12], &[0, 1, 1, 1, 1]),
+                row(&[5, 11, 2, 8, 12, 0, 3], &[0, 1, 1, 1, 1, 2, 2]),
             ],
         };
         let slots: Vec<Slot> = (0..2)
@@ -66,7 +77,7 @@ impl Toy {
         }
     }
 
-    fn reduced() -> Self {
+    pub(crate) fn reduced() -> Self {
         Self::new(Some(vec![0, 2, 3, 4, 7, 8, 12]))
     }
 
@@ -109,36 +120,70 @@ impl Toy {
         softmax(&head, &normed, temperature)
     }
 
-    /// The whole objective, written plainly; `alphas` are the detached overlaps of `lk_hybrid`.
+    /// The whole objective, written plainly.
     fn plain(
         &self,
         config: &ObjectiveConfig,
         hidden: &[f64],
         head: &[f64],
-        alphas: Option<&[f64]>,
+        detached: &Detached,
     ) -> f64 {
-        let mut sum = 0.0;
-        let mut denominator = 0.0;
-        for (index, slot) in self.slots.iter().enumerate() {
-            let q = softmax(
-                head,
-                &hidden[index * HIDDEN..][..HIDDEN],
-                config.temperature,
-            );
-            let p = self.kept(slot, config.temperature);
-            let token = self.batch.tokens.rows[slot.row].ids[slot.label_position()];
-            let alpha = alphas.map_or_else(|| overlap(&p, &q), |alphas| alphas[index]);
-            let weight = config.slot_weight.at(slot.depth);
-            for (name, coefficient) in &config.losses {
-                let value = plain_loss(name, &p, &q, self.vocab.to_draft(token), alpha);
-                sum += weight * coefficient * value;
-            }
-            denominator += match config.normalize {
-                Normalize::Slots => 1.0,
-                Normalize::Weights => weight,
+        let drafts = self.drafts(config.temperature, hidden, head);
+        let at = |depth| config.slot_weight.at(depth);
+        let single = |name: &str| -> f64 {
+            let value = |(index, draft): (usize, &Draft)| {
+                let alpha = detached.alphas[index];
+                let loss = plain_loss(name, &draft.p, &draft.q, draft.label, alpha);
+                detached.weights[index] * loss
             };
+            drafts.iter().enumerate().map(value).sum()
+        };
+        let term = |(name, coefficient): (&String, &f64)| {
+            coefficient
+                * match name.as_str() {
+                    "expected_length" => coupled::expected_length(&drafts, at),
+                    "round_count" => coupled::round_count(&drafts),
+                    name => single(name),
+                }
+        };
+        let denominator: f64 = match config.normalize {
+            Normalize::Slots => self.slots.len() as f64,
+            Normalize::Weights => self.slots.iter().map(|slot| at(slot.depth)).sum(),
+        };
+        config.losses.iter().map(term).sum::<f64>() / denominator
+    }
+
+    fn detached(&self, config: &ObjectiveConfig, hidden: &[f64], head: &[f64]) -> Detached {
+        let drafts = self.drafts(config.temperature, hidden, head);
+        Detached {
+            alphas: drafts.iter().map(Draft::alpha).collect(),
+            weights: match config.slot_weight {
+                SlotWeight::Dpace(smoothing) => coupled::dpace(&drafts, smoothing),
+                weight => self.slots.iter().map(|s| weight.at(s.depth)).collect(),
+            },
         }
-        sum / denominator
+    }
+
+    /// The distributions of both sides at every slot, in f64.
+    pub(crate) fn drafts(&self, temperature: f64, hidden: &[f64], head: &[f64]) -> Vec<Draft> {
+        let draft = |(index, slot): (usize, &Slot)| {
+            let tokens = &self.batch.tokens.rows[slot.row];
+            let token = tokens.ids[slot.label_position()];
+            Draft {
+                slot: *slot,
+                turn: tokens.turns[slot.anchor],
+                q: softmax(head, &hidden[index * HIDDEN..][..HIDDEN], temperature),
+                p: self.kept(slot, temperature),
+                p_token: self.teacher(slot, temperature)[token as usize],
+                label: self.vocab.to_draft(token),
+            }
+        };
+        self.slots.iter().enumerate().map(draft).collect()
+    }
+
+    /// Drafter outputs and head weight.
+    pub(crate) fn wide(&self) -> [Vec<f64>; 2] {
+        [&self.hidden, &self.head].map(|values| values.iter().map(|&x| f64::from(x)).collect())
     }
 
     /// Teacher probabilities of the draft vocabulary, not renormalised.
@@ -149,18 +194,6 @@ impl Toy {
             .iter()
             .map(|&id| p[id as usize])
             .collect()
-    }
-
-    fn alphas(&self, config: &ObjectiveConfig, hidden: &[f64], head: &[f64]) -> Vec<f64> {
-        let overlap_of = |(index, slot): (usize, &Slot)| {
-            let q = softmax(
-                head,
-                &hidden[index * HIDDEN..][..HIDDEN],
-                config.temperature,
-            );
-            overlap(&self.kept(slot, config.temperature), &q)
-        };
-        self.slots.iter().enumerate().map(overlap_of).collect()
     }
 }
 
@@ -173,7 +206,7 @@ fn softmax(head: &[f64], hidden: &[f64], temperature: f64) -> Vec<f64> {
     logits.iter().map(|x| x.exp() / sum).collect()
 }
 
-fn overlap(p: &[f64], q: &[f64]) -> f64 {
+pub(crate) fn overlap(p: &[f64], q: &[f64]) -> f64 {
     p.iter().zip(q).map(|(p, q)| p.min(*q)).sum()
 }
 
@@ -208,7 +241,7 @@ fn plain_loss(name: &str, p: &[f64], q: &[f64], label: Option<u32>, detached_alp
     }
 }
 
-fn config(losses: &[(&str, f64)]) -> ObjectiveConfig {
+pub(crate) fn config(losses: &[(&str, f64)]) -> ObjectiveConfig {
     ObjectiveConfig {
         losses: losses
             .iter()
@@ -235,15 +268,16 @@ fn differences(values: &[f64], mut objective: impl FnMut(&[f64]) -> f64) -> Vec<
         .collect()
 }
 
-fn check_against_plain(toy: &Toy, config: &ObjectiveConfig) {
-    let wide = |values: &[f32]| -> Vec<f64> { values.iter().map(|&x| f64::from(x)).collect() };
-    let (hidden, head) = (wide(&toy.hidden), wide(&toy.head));
-    let alphas = toy.alphas(config, &hidden, &head);
-    let what = format!("{:?} on {} draft tokens", config.losses, toy.vocab.len());
+/// Compares value, gradients and overlaps with those of the plain formulas.
+pub(crate) fn check_against_plain(toy: &Toy, config: &ObjectiveConfig) {
+    let [hidden, head] = toy.wide();
+    let detached = toy.detached(config, &hidden, &head);
+    let (losses, weight) = (&config.losses, config.slot_weight);
+    let what = format!("{losses:?}, {weight:?} on {} draft tokens", toy.vocab.len());
     let output = toy.evaluate(config);
 
-    let by_hidden = differences(&hidden, |x| toy.plain(config, x, &head, Some(&alphas)));
-    let by_head = differences(&head, |x| toy.plain(config, &hidden, x, Some(&alphas)));
+    let by_hidden = differences(&hidden, |x| toy.plain(config, x, &head, &detached));
+    let by_head = differences(&head, |x| toy.plain(config, &hidden, x, &detached));
     // f32 sums of 14 terms of order one: 1e-6; relative to the largest entry.
     let close = |found: &Tensor<2>, expected: &[f32], part: &str| {
         let tolerance = 5e-6 * largest(expected).max(0.1);
@@ -268,13 +302,13 @@ fn check_against_plain(toy: &Toy, config: &ObjectiveConfig) {
         .zip(&output.loss)
         .map(|(slot, value)| config.slot_weight.at(slot.depth) * f64::from(*value))
         .sum();
-    let expected = toy.plain(config, &hidden, &head, None);
+    let expected = toy.plain(config, &hidden, &head, &detached);
     assert!(
         (sum / total - expected).abs() < 5e-6,
         "{what}: {} {expected}",
         sum / total
     );
-    for (found, expected) in output.scores.alpha.iter().zip(&alphas) {
+    for (found, expected) in output.scores.alpha.iter().zip(&detached.alphas) {
         assert!((f64::from(*found) - expected).abs() < 2e-6, "{what}: alpha");
     }
 }
@@ -417,8 +451,7 @@ fn with_a_reduced_vocabulary_an_agreeing_drafter_loses_the_lost_mass() {
 fn scores_say_what_greedy_decoding_would_do() {
     let toy = Toy::reduced();
     let scores = Objective::score(&toy.input(&toy.hidden, &toy.head), 1.0, 2);
-    let wide = |values: &[f32]| -> Vec<f64> { values.iter().map(|&x| f64::from(x)).collect() };
-    let (hidden, head) = (wide(&toy.hidden), wide(&toy.head));
+    let [hidden, head] = toy.wide();
     let argmax = |values: &[f64]| {
         (0..values.len())
             .max_by(|&x, &y| values[x].total_cmp(&values[y]))
