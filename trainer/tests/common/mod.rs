@@ -19,8 +19,9 @@ use draftsmith_models::batch::{StateSpec, TargetStates, TokenBatch, TokenRow};
 use draftsmith_models::checkpoint::{DrafterCard, FORMAT_VERSION, TemplateRecord};
 use draftsmith_models::drafter::eagle3::Eagle3Config;
 use draftsmith_models::drafter::{AnyDrafter, DrafterConfig, DrafterContext};
+use draftsmith_models::error::Diagnose;
 use draftsmith_models::layers::rope::{RopeScaling, RopeSpec};
-use draftsmith_models::objective::{Objective, ObjectiveConfig, Teacher};
+use draftsmith_models::objective::{Objective, ObjectiveConfig, SlotWeight, Teacher};
 use draftsmith_models::rng::{Purpose, Stream};
 use draftsmith_models::target::{TargetEnds, TargetModel, TargetSpec};
 use draftsmith_models::vocab::VocabMap;
@@ -216,6 +217,39 @@ impl World {
             },
         );
         (result, spy)
+    }
+}
+
+/// Names of all losses, as a mistyped one is told.
+pub fn losses() -> Vec<String> {
+    let hint = Objective::new(&objective_of("none")).unwrap_err().hint();
+    let hint = hint.unwrap();
+    let names = hint.strip_prefix("the losses are: ").unwrap().split(", ");
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    assert!(names.len() >= 12, "{names:?}");
+    names
+}
+
+/// Every loss alone, with even slot weights and with those that hang on the other slots of a round; one loss takes no
+/// such weights.
+pub fn objectives() -> Vec<ObjectiveConfig> {
+    let weighted = |slot_weight| {
+        losses().into_iter().map(move |loss| ObjectiveConfig {
+            slot_weight,
+            ..objective_of(&loss)
+        })
+    };
+    let all = weighted(SlotWeight::Uniform).chain(weighted(SlotWeight::Dpace(0.5)));
+    let taken: Vec<ObjectiveConfig> = all.filter(|one| Objective::new(one).is_ok()).collect();
+    assert_eq!(taken.len(), 2 * losses().len() - 1, "{taken:?}");
+    taken
+}
+
+/// One loss alone.
+pub fn objective_of(loss: &str) -> ObjectiveConfig {
+    ObjectiveConfig {
+        losses: [(loss.to_owned(), 1.0)].into(),
+        ..ObjectiveConfig::default()
     }
 }
 
