@@ -23,6 +23,8 @@ use serde::Deserialize;
 pub(crate) struct Family {
     /// Name in run files.
     pub(crate) name: &'static str,
+    /// Which variant of it, if one.
+    variant: Option<String>,
     file: FamilyFile,
 }
 
@@ -36,11 +38,23 @@ struct FamilyFile {
     depths: Depths,
     reads: Reads,
     parameters: Parameters,
-    /// Settings beside, or instead of, the others, under which the tests over all families see it once more.
+    /// Under what the tests over all families see it once more.
     #[serde(default)]
-    variants: BTreeMap<String, toml::Table>,
+    variants: BTreeMap<String, Variant>,
     /// Golden cases: `<name>.safetensors` beside the file.
     cases: BTreeMap<String, Case>,
+}
+
+/// In what a variant differs from the family.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Variant {
+    /// Settings beside, or instead of, those of the family.
+    settings: toml::Table,
+    /// How much larger than the number of drafts the setting for it is, where that is not as in the family.
+    extra: Option<i64>,
+    /// What its slots read, where that is not as in the family.
+    reads: Option<Reads>,
 }
 
 /// How the number of drafts is set.
@@ -128,16 +142,31 @@ impl Family {
     /// All families there are, and every variant of them.
     pub(crate) fn variants() -> Vec<Self> {
         let with_variants = |family: Self| {
-            let variants = family.file.variants.clone().into_values();
-            let changed = variants.map(|settings| {
+            let variants = family.file.variants.clone();
+            let changed = variants.into_iter().map(|(name, variant)| {
                 let mut family = family.clone();
-                family.file.settings.extend(settings);
+                family.variant = Some(name);
+                family.change(variant);
                 family
             });
             let changed: Vec<Self> = changed.collect();
             std::iter::once(family).chain(changed)
         };
         Self::all().into_iter().flat_map(with_variants).collect()
+    }
+
+    fn change(&mut self, variant: Variant) {
+        self.file.settings.extend(variant.settings);
+        self.file.depths.extra = variant.extra.unwrap_or(self.file.depths.extra);
+        self.file.reads = variant.reads.unwrap_or(self.file.reads);
+    }
+
+    /// Its name, and that of the variant, for messages.
+    pub(crate) fn what(&self) -> String {
+        let variant = self.variant.iter().map(|variant| format!(" ({variant})"));
+        std::iter::once(self.name.to_owned())
+            .chain(variant)
+            .collect()
     }
 
     /// The family of that name.
@@ -150,7 +179,11 @@ impl Family {
         let path = folder(name).join("family.toml");
         let text = fs_err::read_to_string(&path).unwrap();
         let file = toml::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        Self { name, file }
+        Self {
+            name,
+            variant: None,
+            file,
+        }
     }
 
     /// Settings for a tiny target with `depths` drafts a round.

@@ -125,7 +125,7 @@ fn pitfall_14_labels_are_the_generated_tokens_after_the_first() {
 #[test]
 fn pitfall_43_every_family_reads_and_predicts_what_its_table_says() {
     for fixture in Fixture::of_every_family() {
-        let family = fixture.drafter.family();
+        let family = fixture.family.what();
         let before = host_values(&fixture.hidden(&fixture.batch));
         let is_moved = |batch: &DraftBatch, slot: &Slot| {
             let after = host_values(&fixture.hidden(batch));
@@ -211,7 +211,7 @@ fn a_later_token_never_changes_an_earlier_slot() {
             let after = host_values(&fixture.hidden(&changed));
             let reads = |slot: &Slot| fixture.family.reads().has(slot, position);
             let expected: Vec<Slot> = fixture.slots.iter().copied().filter(reads).collect();
-            let what = format!("{}, token {position}", fixture.drafter.family());
+            let what = format!("{}, token {position}", fixture.family.what());
             assert_eq!(fixture.moved(&before, &after), expected, "{what}");
         }
     }
@@ -230,7 +230,7 @@ fn pitfall_42_states_from_the_anchor_on_are_invisible() {
             let after = host_values(&fixture.hidden(&changed));
             let sees = |slot: &Slot| position < slot.anchor;
             let expected: Vec<Slot> = fixture.slots.iter().copied().filter(sees).collect();
-            let what = format!("{}, state {position}", fixture.drafter.family());
+            let what = format!("{}, state {position}", fixture.family.what());
             assert_eq!(fixture.moved(&before, &after), expected, "{what}");
         }
     }
@@ -250,7 +250,7 @@ fn a_slot_does_not_depend_on_the_other_slots_of_its_pass() {
                 fixture.target.ends(),
                 FloatDType::F32,
             );
-            let what = format!("{}, {slot:?}", fixture.drafter.family());
+            let what = format!("{}, {slot:?}", fixture.family.what());
             let together = &all[index * width..(index + 1) * width];
             // Normed outputs of size about one; products of other sizes add in another order.
             assert_close(&what, &host_values(&alone), together, 5e-6);

@@ -80,7 +80,7 @@ fn pitfall_46_documents_computed_together_do_not_touch() {
         assert_eq!(together[0].len(), 6 + 5 + 4);
         assert_eq!(together[1].len(), 8 + 7 + 6);
         // Values near 6; the products of another batch size sum in another order.
-        let what = family.name;
+        let what = &family.what();
         assert_close(what, &together[0], &of(&[&short])[0], 1e-4);
         assert_close(what, &together[1], &of(&[&long])[0], 1e-4);
         let with_other = of(&[&short, &other]);
