@@ -6,7 +6,7 @@ mod support;
 use std::path::Path;
 
 use serde_json::Value;
-use support::{Workplace, prompts, weights, write_target};
+use support::{Workplace, weights, write_target};
 
 fn json(place: &Workplace, name: &str) -> Value {
     serde_json::from_str(&place.read(name)).unwrap()
@@ -227,15 +227,8 @@ fn a_stage_whose_input_is_missing_says_which_command_makes_it() {
 #[test]
 fn a_stage_with_nothing_to_do_is_not_asked_for() {
     let place = Workplace::new();
-    place.edit("[regenerate]\nmax_new_tokens = 12\n", "");
-    let answer =
-        r#"}, { "role": "assistant", "content": "la la la la" }], "finish_reason": "stop""#;
-    let rows = prompts(12).replace("}]", answer);
-    place.write("prompts.jsonl", &rows);
-    for command in ["prepare", "train"] {
-        let outcome = place.run(&[command, "run.toml"]);
-        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
-    }
+    place.answer();
+    place.prepare_and_train();
 }
 
 #[test]
@@ -345,76 +338,6 @@ fn a_capture_that_is_asked_for_adds_the_figures_that_finished_states_lack() {
         assert!(outcome.stderr.contains(expected), "{}", outcome.stderr);
         assert!(!outcome.stderr.contains(hint), "{}", outcome.stderr);
     }
-}
-
-#[test]
-fn doctor_inspect_plan_and_show_work_on_a_prepared_run() {
-    let place = Workplace::new();
-    assert_eq!(place.run(&["run", "run.toml"]).code, 0);
-    for arguments in [
-        &["doctor", "run.toml"][..],
-        &["compare", "out", "out"],
-        &[
-            "compare",
-            "out:prompt_lookup",
-            "out/eval/report.json:prompt_lookup",
-        ],
-        &["inspect", "run.toml", "--rows", "1"],
-        &["plan", "run.toml"],
-        &["plan", "run.toml", "--json"],
-        &["target", "show", "target"],
-        &["completions", "bash"],
-    ] {
-        let outcome = place.run(arguments);
-        assert_eq!(outcome.code, 0, "{arguments:?}: {}", outcome.stderr);
-        assert!(!outcome.stdout.is_empty(), "{arguments:?}");
-    }
-    check_laws(&place);
-}
-
-/// Every rule over chains, and over trees where it verifies them, in words and with `--json`.
-/// Red under: `checks` of `commands/lossless.rs` beginning with none; `law: None` in `Check::of_rule`.
-fn check_laws(place: &Workplace) {
-    let words = place.run(&["doctor", "run.toml", "--lossless"]).stdout;
-    let law = "ok   law of `block` over chains: 45 cases enumerated, largest error ";
-    assert!(words.contains(law), "{words}");
-    let outcome = place.run(&["doctor", "run.toml", "--lossless", "--json"]);
-    let checks: Vec<Value> = serde_json::from_str(&outcome.stdout).unwrap();
-    let laws = checks.iter().filter_map(|check| check.get("law"));
-    let holds = |law: &Value| law["figure"].as_f64() < law["bound"].as_f64();
-    assert_eq!(laws.filter(|law| holds(law)).count(), 5 + 3);
-}
-
-/// Red under: `frozen` in `drafter_forecast` replaced by 0.
-#[test]
-fn a_frozen_head_is_no_parameter_to_train() {
-    let place = Workplace::new();
-    let parameters = |head: &str| {
-        let set = format!("drafter.eagle3.head={head}");
-        let outcome = place.run(&["plan", "run.toml", "--json", "--set", &set]);
-        assert_eq!(outcome.code, 0, "{}", outcome.stderr);
-        let forecast: Value = serde_json::from_str(&outcome.stdout).unwrap();
-        let drafter = &forecast["drafters"][0];
-        ["parameters", "training_bytes"].map(|key| drafter[key].as_u64().unwrap())
-    };
-    let [trained, frozen] = ["trained", "frozen"].map(parameters);
-    let head = trained[0] - frozen[0];
-    assert!(head > 0);
-    assert_eq!(trained[1] - frozen[1], 12 * head);
-}
-
-#[test]
-fn plan_refuses_what_exceeds_a_limit() {
-    let place = Workplace::new();
-    let outcome = place.run(&["plan", "run.toml", "--set", "limits.memory_gib=1e-9"]);
-    assert_eq!(outcome.code, 2);
-    assert!(
-        outcome
-            .stderr
-            .contains("more than `limits.memory_gib` = 0.000000001"),
-        "{}",
-        outcome.stderr
-    );
 }
 
 /// Parameters of the drafter in a folder below the workplace.

@@ -7,10 +7,12 @@
 
 use std::collections::HashMap;
 
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use crate::batch::{DraftBatch, index_tensor};
 use crate::drafter::{AnyDrafter, Committed, DraftState};
+use crate::rng::{Purpose, Stream};
 use crate::slot::{Slot, batch_slots};
 use crate::target::TargetEnds;
 use crate::weights::host_values;
@@ -89,6 +91,48 @@ pub fn replay(
             row.anchor += step;
         }
         round += 1;
+    }
+}
+
+/// The drafter with noise on every parameter, a pure function of `seed`; for a device without gradient tracking.
+///
+/// A fresh drafter has parts that say nothing, such as a bias that starts at zero: a replay cannot tell whether decoding
+/// computes them. Values move by a tenth of the size of their tensor, and a tensor of zeros is filled.
+pub fn moved(drafter: AnyDrafter, seed: u64) -> AnyDrafter {
+    drafter.map(&mut Noise { seed, tensor: 0 })
+}
+
+/// Draws the noise of one parameter after another.
+struct Noise {
+    seed: u64,
+    tensor: u64,
+}
+
+impl ModuleMapper for Noise {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let mut stream = Stream::new(self.seed, Purpose::Check, self.tensor);
+        self.tensor += 1;
+        param.map(|value| {
+            let (shape, device) = (value.dims(), value.device());
+            let mut values = host_values(&value);
+            let scale = noise_scale(&values, shape[D - 1]);
+            for value in &mut values {
+                *value += (stream.normal() * scale) as f32;
+            }
+            Tensor::from_data(TensorData::new(values, shape), &device)
+        })
+    }
+}
+
+/// Standard deviation of the noise of a tensor with rows of `width` values. A row of zeros is filled such that it has
+/// about length 1.
+fn noise_scale(values: &[f32], width: usize) -> f64 {
+    let sum: f64 = values.iter().map(|&x| f64::from(x).powi(2)).sum();
+    let size = (sum / values.len() as f64).sqrt();
+    if size > 0.0 {
+        0.1 * size
+    } else {
+        (width as f64).sqrt().recip()
     }
 }
 

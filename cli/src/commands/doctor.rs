@@ -4,8 +4,9 @@ use burn::tensor::Tensor;
 use draftsmith_data::tokenizer::ChatTokenizer;
 use draftsmith_eval::enumeration::RuleCheck;
 use draftsmith_models::batch::{DraftBatch, TokenBatch, TokenRow};
+use draftsmith_models::checkpoint;
 use draftsmith_models::drafter::{AnyDrafter, DrafterContext};
-use draftsmith_models::parity::{Rounds, replay};
+use draftsmith_models::parity::{Rounds, moved, replay};
 use draftsmith_models::rng::{Purpose, Stream};
 use draftsmith_models::vocab::VocabMap;
 use draftsmith_trainer::device_check::TensorDifference;
@@ -20,6 +21,8 @@ use crate::stages;
 /// Largest difference between training and decoding logits, relative to the largest logit: f32 sums of
 /// a few thousand terms in two orders differ by about 1e-5.
 const PARITY_TOLERANCE: f32 = 1e-4;
+/// Seed of the noise on fresh parameters.
+const NOISE_SEED: u64 = 1;
 /// Rows and tokens of the made-up batch for the parity gate.
 const CHECK_ROWS: u64 = 2;
 const CHECK_LEN: usize = 24;
@@ -64,7 +67,7 @@ pub(crate) fn doctor(session: &Session, lossless: bool) -> anyhow::Result<()> {
     let mut checks = vec![device_check(session)];
     checks.extend(tokenizer_checks(session));
     for run in &session.run_file().drafter.0 {
-        checks.push(parity_check(session, run)?);
+        checks.extend(parity_checks(session, run)?);
         if session.run_file().run.device != DeviceChoice::Cpu {
             checks.push(gradients_check(session, run)?);
         }
@@ -142,22 +145,50 @@ fn end_check(session: &Session, tokenizer: &ChatTokenizer) -> Check {
     Check::new("end tokens", passed, format!("{known:?}"))
 }
 
-/// A fresh drafter must compute the same logits in a training row and step by step.
-fn parity_check(session: &Session, run: &DrafterRun) -> anyhow::Result<Check> {
-    let target = session.target()?;
+/// A drafter must compute the same logits in a training row and step by step: a fresh one with noise on every
+/// parameter, because some parts start at zero, and the trained one of the run if there is one.
+fn parity_checks(session: &Session, run: &DrafterRun) -> anyhow::Result<Vec<Check>> {
     let vocab = VocabMap::full(session.spec().vocab_size);
     let context = DrafterContext {
         target: session.spec(),
-        ends: target.ends(),
+        ends: session.target()?.ends(),
         vocab: &vocab,
     };
-    let drafter = AnyDrafter::init(&run.config, context, 0, session.device())?;
+    let fresh = AnyDrafter::init(&run.config, context, 0, session.device())?;
+    let family = run.family();
+    let mut checks = vec![parity_check(session, family, &moved(fresh, NOISE_SEED))?];
+    if let Some(trained) = trained(session, run)? {
+        let name = format!("trained {family}");
+        checks.push(parity_check(session, &name, &trained)?);
+    }
+    Ok(checks)
+}
+
+/// The drafter that a run of these settings on this target has trained so far.
+fn trained(session: &Session, run: &DrafterRun) -> anyhow::Result<Option<AnyDrafter>> {
+    if !stages::train::has_checkpoints(session, run) {
+        return Ok(None);
+    }
+    let Ok(folder) = stages::train::chosen_checkpoint(session, run) else {
+        return Ok(None);
+    };
+    let card = checkpoint::load_card(&folder)?;
+    if card.drafter != run.config || card.target_fingerprint != session.target_fingerprint()? {
+        return Ok(None); // `run` would set it aside, or refuse
+    }
+    let ends = session.target()?.ends();
+    let (drafter, _) = checkpoint::load(&folder, ends, session.device())?;
+    Ok(Some(drafter))
+}
+
+fn parity_check(session: &Session, name: &str, drafter: &AnyDrafter) -> anyhow::Result<Check> {
+    let target = session.target()?;
     let tokens = made_up_rows(session.spec().vocab_size);
     let states = target.forward(&tokens.ids(), &drafter.state_spec());
     let batch = DraftBatch { tokens, states };
-    let parity = replay(&drafter, &batch, target.ends(), Rounds::Varying);
+    let parity = replay(drafter, &batch, target.ends(), Rounds::Varying);
     Ok(Check::new(
-        format!("parity of `{}`", run.family()),
+        format!("parity of `{name}`"),
         parity.holds(PARITY_TOLERANCE),
         format!(
             "{} slots, largest difference {:.1e} of logits up to {:.1}",

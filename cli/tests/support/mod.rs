@@ -71,6 +71,23 @@ impl Workplace {
         self.write("run.toml", &text.replace(old, new));
     }
 
+    /// Gives the prompts answers, so that the target writes none.
+    pub fn answer(&self) {
+        self.edit("[regenerate]\nmax_new_tokens = 12\n", "");
+        let answer =
+            r#"}, { "role": "assistant", "content": "la la la la" }], "finish_reason": "stop""#;
+        let rows = prompts(12).replace("}]", answer);
+        self.write("prompts.jsonl", &rows);
+    }
+
+    /// The stages up to training, where the prompts have answers.
+    pub fn prepare_and_train(&self) {
+        for command in ["prepare", "train"] {
+            let outcome = self.run(&[command, "run.toml"]);
+            assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+        }
+    }
+
     /// Runs the program in this folder.
     pub fn run(&self, arguments: &[&str]) -> Outcome {
         let output = self.command(arguments).output().unwrap();
