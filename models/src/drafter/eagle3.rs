@@ -9,6 +9,7 @@
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::head::HeadMode;
 use super::unroll_plan::UnrollPlan;
@@ -87,6 +88,8 @@ pub enum AuxNorm {
     None,
     /// One RMSNorm over the concatenation (`norm_before_fc` of vLLM and speculators).
     Concatenated,
+    /// One RMSNorm with a gain of its own for each state, as in EAGLE-3.1 (`fc_norm` of engines and speculators).
+    Each,
 }
 
 /// The drafter. Field names are the names in `drafter.safetensors`.
@@ -94,8 +97,10 @@ pub enum AuxNorm {
 pub struct Eagle3 {
     /// Fuses the captured states, `[H, K*H]`; absent where there are none.
     pub fc: Option<Param<Tensor<2>>>,
-    /// Norm of the captured states, `[K*H]`; absent without [`AuxNorm`].
+    /// Norm over the concatenated states, `[K*H]`; only with [`AuxNorm::Concatenated`].
     pub aux_norm: Option<Param<Tensor<1>>>,
+    /// Norms of the K captured states in the order of their blocks, `[H]` each; none but with [`AuxNorm::Each`].
+    pub aux_norms: Vec<Param<Tensor<1>>>,
     /// Norm of the token embedding, `[H]`.
     pub embed_norm: Param<Tensor<1>>,
     /// Norm of the fused state, `[H]`.
@@ -141,14 +146,34 @@ struct Eagle3Shape {
 /// The settings of a drafter without captured states; returns what is to be read.
 fn check_final_state(config: &Eagle3Config) -> Result<StateSpec, ModelError> {
     if config.aux_norm != AuxNorm::None {
+        let found = json!(config.aux_norm);
         return Err(ModelError::setting(
-            "`drafter.eagle3.aux_norm` is \"concatenated\", but `aux_layer_ids` is empty: there is nothing to norm",
+            format!(
+                "`drafter.eagle3.aux_norm` is {found}, but `aux_layer_ids` is empty: there is nothing to norm"
+            ),
             "leave `aux_norm` out; the final state is normed by the target's own final norm",
         ));
     }
     Ok(StateSpec {
         aux_layer_ids: Vec::new(),
     })
+}
+
+/// Gains in front of the fusion of `num_captured` states of width `hidden`: over the concatenation, and of each.
+fn aux_gains(
+    norm: AuxNorm,
+    [num_captured, hidden]: [usize; 2],
+    device: &Device,
+) -> (Option<Param<Tensor<1>>>, Vec<Param<Tensor<1>>>) {
+    let gain = |name: &str, width| params::unit_gain(name, width, device);
+    match norm {
+        AuxNorm::None => (None, Vec::new()),
+        AuxNorm::Concatenated => (Some(gain("aux_norm", num_captured * hidden)), Vec::new()),
+        AuxNorm::Each => {
+            let names = (0..num_captured).map(|index| format!("aux_norms.{index}"));
+            (None, names.map(|name| gain(&name, hidden)).collect())
+        }
+    }
 }
 
 impl Drafter for Eagle3 {
@@ -211,9 +236,11 @@ impl Drafter for Eagle3 {
             |name: &str, shape: [usize; 2]| params::random_matrix(name, shape, seed, device);
         let gain = |name: &str| params::unit_gain(name, hidden, device);
         let aux_width = aux_layer_ids.len() * hidden;
+        let sizes = [aux_layer_ids.len(), hidden];
+        let (aux_norm, aux_norms) = aux_gains(config.aux_norm, sizes, device);
         let drafter = Self {
-            aux_norm: (config.aux_norm != AuxNorm::None)
-                .then(|| params::unit_gain("aux_norm", aux_width, device)),
+            aux_norm,
+            aux_norms,
             fc: (aux_width > 0).then(|| matrix("fc", [hidden, aux_width])),
             embed_norm: gain("embed_norm"),
             hidden_norm: gain("hidden_norm"),
@@ -435,14 +462,26 @@ impl Eagle3 {
 
     /// What step 0 starts from, `[B, S, H]`: captured states `[B, S, K*H]` fused, a final one as it is.
     fn fuse(&self, layer: &Layer, states: Tensor<3>) -> Tensor<3> {
-        let states = match &self.aux_norm {
-            Some(gain) => rms_norm(states, gain.val(), self.shape.eps),
-            None => states,
-        };
         match &layer.fc {
-            Some(fc) => linear(states, fc.clone()),
+            Some(fc) => linear(self.normed(states), fc.clone()),
             None => states,
         }
+    }
+
+    /// Captured states `[B, S, K*H]` as the fusion takes them: normed as one, each by itself, or as they are.
+    fn normed(&self, states: Tensor<3>) -> Tensor<3> {
+        let eps = self.shape.eps;
+        if let Some(gain) = &self.aux_norm {
+            return rms_norm(states, gain.val(), eps);
+        }
+        if self.aux_norms.is_empty() {
+            return states;
+        }
+        let each = states.chunk(self.aux_norms.len(), 2).into_iter(); // K of [B, S, H]
+        let normed = each
+            .zip(&self.aux_norms)
+            .map(|(state, gain)| rms_norm(state, gain.val(), eps));
+        Tensor::cat(normed.collect(), 2)
     }
 
     /// Attention inputs `[B, S, 2H]` from embeddings and hidden states `[B, S, H]`.

@@ -305,7 +305,8 @@ fn golden_order(golden: &Golden, slots: &[Slot]) -> Vec<usize> {
 
 /// Red under (each seen), EAGLE-3: depth-major rotary position left at `t`; `t + 1` in
 /// `UnrollPlan::context_ids` replaced by `t`; the embedding half behind the hidden half; `norm_before_residual` ignored;
-/// the diagonal keys of earlier steps dropped; `aux_norm` or `norm_output` ignored.
+/// the diagonal keys of earlier steps dropped; `aux_norm` or `norm_output` ignored;
+/// the gain of the first state for all of them in `Eagle3::normed`.
 #[test]
 fn logits_equal_the_golden() {
     for case in Case::all() {

@@ -169,16 +169,21 @@ fn settings_survive_a_round_trip() {
     );
 }
 
+/// Red under: `json!(AuxNorm::Concatenated)` in `check_final_state`.
 #[test]
 fn a_norm_of_states_that_are_not_captured_is_refused() {
     let target = tiny_target("base");
-    let settings = json!({ "aux_layer_ids": [], "aux_norm": "concatenated" });
-    let config = DrafterConfig::deserialize_family("eagle3", settings).unwrap();
-    let error = config.check(target.spec()).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "`drafter.eagle3.aux_norm` is \"concatenated\", but `aux_layer_ids` is empty: there is nothing to norm"
-    );
+    for norm in ["concatenated", "each"] {
+        let settings = json!({ "aux_layer_ids": [], "aux_norm": norm });
+        let config = DrafterConfig::deserialize_family("eagle3", settings).unwrap();
+        let error = config.check(target.spec()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "`drafter.eagle3.aux_norm` is \"{norm}\", but `aux_layer_ids` is empty: there is nothing to norm"
+            )
+        );
+    }
     let plain =
         DrafterConfig::deserialize_family("eagle3", json!({ "aux_layer_ids": [] })).unwrap();
     let read = plain.check(target.spec()).unwrap();

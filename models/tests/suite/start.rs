@@ -226,8 +226,10 @@ fn settings_under_which_parameters_mean_something_else_are_refused() {
     );
     let expected = "its `norm_before_residual` is false, expected true";
     refused_alone("eagle3", "norm_before_residual", json!(true), expected);
-    let expected = "its `aux_norm` is \"none\", expected \"concatenated\"";
-    refused_alone("eagle3", "aux_norm", json!("concatenated"), expected);
+    for norm in ["concatenated", "each"] {
+        let expected = format!("its `aux_norm` is \"none\", expected \"{norm}\"");
+        refused_alone("eagle3", "aux_norm", json!(norm), &expected);
+    }
     let expected = "it reads the layers [0, 1, 2], expected [1, 3, 5]";
     refused_alone("eagle3", "aux_layer_ids", json!([1, 3, 5]), expected);
     let expected = "its `half_order` is \"hidden_first\", expected \"embedding_first\"";

@@ -20,6 +20,16 @@ from reference import *  # noqa: F403
 K = 4
 
 
+def normed_states(w, states):
+    """What `fc` reads: the states of the taps, normed as one, each by itself, or not at all."""
+    if "aux_norm" in w:
+        return rms_norm(states, w["aux_norm"])
+    if "aux_norms.0" in w:
+        taps = [states[i * H : (i + 1) * H] for i in range(TAPS)]
+        return torch.cat([rms_norm(tap, w[f"aux_norms.{i}"]) for i, tap in enumerate(taps)])
+    return states
+
+
 def row_outputs(w, document, frequencies, norm_before_residual, norm_output):
     """Normed outputs by slot (anchor t+1, depth s), wherever token t+1+s exists."""
     ids, aux, embedding = (document[name] for name in ("ids", "aux", "embedding"))
@@ -27,8 +37,7 @@ def row_outputs(w, document, frequencies, norm_before_residual, norm_output):
     outputs = {}
     for t in range(len(ids) - 1):
         if "fc" in w:
-            states = rms_norm(aux[t], w["aux_norm"]) if "aux_norm" in w else aux[t]
-            hidden = w["fc"] @ states
+            hidden = w["fc"] @ normed_states(w, aux[t])
         else:  # the only state is the target's last one, after its final norm
             hidden = rms_norm(document["final_hidden"][t], document["final_norm"])
         keys, values = list(step_zero_keys), list(step_zero_values)
@@ -65,12 +74,14 @@ def weights(generator, draft_vocab, aux_norm, fused):
         gate_proj=m(I, H), up_proj=m(I, H), down_proj=m(H, I), norm=g(),
         head=m(draft_vocab, H) * 2,
     )  # fmt: skip
-    if aux_norm:
+    if aux_norm == "concatenated":
         w["aux_norm"] = gain(generator, TAPS * H)
+    if aux_norm == "each":
+        w |= {f"aux_norms.{i}": g() for i in range(TAPS)}
     return w
 
 
-def make(name, seed, norm_before_residual, llama3, keep, aux_norm=False, norm_output=False, fused=True):
+def make(name, seed, norm_before_residual, llama3, keep, aux_norm="none", norm_output=False, fused=True):
     frequencies = inverse_frequencies(llama3)
     make_case(
         HERE / f"{name}.safetensors",
@@ -86,5 +97,8 @@ if __name__ == "__main__":
     make("plain", 1, norm_before_residual=False, llama3=False, keep=KEEP)
     make("normed_residual", 2, norm_before_residual=True, llama3=False, keep=KEEP)
     make("llama3_full_vocab", 3, norm_before_residual=False, llama3=True, keep=list(range(V)))
-    make("normed_states", 4, norm_before_residual=True, llama3=False, keep=KEEP, aux_norm=True, norm_output=True)
+    both = dict(norm_before_residual=True, norm_output=True)
+    make("normed_states", 4, llama3=False, keep=KEEP, aux_norm="concatenated", **both)
     make("final_state", 5, norm_before_residual=False, llama3=False, keep=KEEP, fused=False)
+    published = dict(norm_before_residual=False, norm_output=True)  # EAGLE-3.1
+    make("each_state_normed", 6, llama3=False, keep=KEEP, aux_norm="each", **published)
