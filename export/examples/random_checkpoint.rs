@@ -1,7 +1,8 @@
 //! Writes the checkpoint of an untrained drafter for a target, and its exports in f32.
 //!
 //! `random_checkpoint TARGET OUT [family=eagle3] [layers=0,3,5] [vocab=128] [steps=3] [seed=1]` and, for EAGLE-3,
-//! `[residual=normed] [norms=all]`, for DFlash `[layout=anchor_predicts] [window=6]`,
+//! `[residual=normed] [norms=all]` (or `norms=each`: with a norm of each captured state in place of one over all),
+//! for DFlash `[layout=anchor_predicts] [window=6]`,
 //! writes `OUT/checkpoint` and `OUT/export/<format>`. Norm gains are moved away from one, so that a norm
 //! that an engine skips or swaps shows in the logits. Without `vocab` the draft vocabulary is full.
 
@@ -75,7 +76,12 @@ fn main() -> Outcome<()> {
 fn settings(options: &BTreeMap<&str, &str>) -> Outcome<DrafterConfig> {
     let layers: Option<Vec<usize>> = options.get("layers").map(|text| list(text)).transpose()?;
     let steps: usize = options.get("steps").unwrap_or(&"3").parse()?;
-    let has_all_norms = options.get("norms") == Some(&"all");
+    let aux_norm = match options.get("norms") {
+        Some(&"all") => "concatenated",
+        Some(&"each") => "each",
+        _ => "none",
+    };
+    let has_all_norms = aux_norm != "none";
     let window: Option<usize> = options.get("window").map(|text| text.parse()).transpose()?;
     let family = *options.get("family").unwrap_or(&"eagle3");
     let table = match family {
@@ -94,7 +100,7 @@ fn settings(options: &BTreeMap<&str, &str>) -> Outcome<DrafterConfig> {
         }),
         _ => json!({
             "ttt_steps": steps, "aux_layer_ids": layers,
-            "aux_norm": if has_all_norms { "concatenated" } else { "none" },
+            "aux_norm": aux_norm,
             "norm_before_residual": has_all_norms || options.get("residual") == Some(&"normed"),
             "norm_output": has_all_norms,
         }),

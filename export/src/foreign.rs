@@ -105,11 +105,7 @@ impl ForeignConfig {
                 .number("draft_vocab_size")?
                 .unwrap_or(target.vocab_size),
             intermediate_size: layer.intermediate_size,
-            aux_norm: if reader.either_flag("norm_before_fc")? {
-                AuxNorm::Concatenated
-            } else {
-                AuxNorm::None
-            },
+            aux_norm: reader.aux_norm()?,
             norm_before_residual: reader.norm_before_residual()?,
             norm_output: reader.either_flag("norm_output")?,
             speculative_tokens: reader.speculative_tokens(),
@@ -202,9 +198,6 @@ impl Reader<'_> {
     }
 
     fn refuse_variants(&self, target: &TargetSpec) -> Result<(), ExportError> {
-        if self.either_flag("fc_norm")? {
-            return Err(self.unsupported("fc_norm", "false", &true));
-        }
         let scale = self.map.get("logit_scale").and_then(Value::as_f64);
         if scale.is_some_and(|scale| (scale - 1.0).abs() > 0.0) {
             return Err(self.unsupported("logit_scale", "1.0", &scale));
@@ -249,6 +242,17 @@ impl Reader<'_> {
                 Err(self.unsupported("num_aux_hidden_states", &expected, &count))
             }
             _ => Ok(ids),
+        }
+    }
+
+    /// One norm over the concatenated states or one for each; the speculators package refuses both at once, too.
+    fn aux_norm(&self) -> Result<AuxNorm, ExportError> {
+        let key = "fc_norm";
+        match (self.either_flag("norm_before_fc")?, self.either_flag(key)?) {
+            (false, false) => Ok(AuxNorm::None),
+            (true, false) => Ok(AuxNorm::Concatenated),
+            (false, true) => Ok(AuxNorm::Each),
+            (true, true) => Err(self.unsupported(key, "false beside `norm_before_fc`", &true)),
         }
     }
 

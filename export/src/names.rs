@@ -211,10 +211,6 @@ fn eagle3(card: &DrafterCard, config: &Eagle3Config, prefix: LayerPrefix) -> Vec
     let layer = |ours: &str, part: &str, shape: &[usize]| {
         named(ours, &format!("{}{part}", prefix.text()), shape)
     };
-    let aux_norm = (config.aux_norm == AuxNorm::Concatenated).then(|| {
-        let width = num_captured * hidden;
-        top("aux_norm", "input_norm.weight", &[width])
-    });
     let fc = (num_captured > 0).then(|| {
         let shape = [hidden, num_captured * hidden];
         top("fc", "fc.weight", &shape)
@@ -233,5 +229,27 @@ fn eagle3(card: &DrafterCard, config: &Eagle3Config, prefix: LayerPrefix) -> Vec
         top("norm", "norm.weight", &[hidden]),
         top("head", HEAD, &[card.vocab.len(), hidden]),
     ];
-    aux_norm.into_iter().chain(fc).chain(always).collect()
+    let norms = aux_norms(config.aux_norm, num_captured, hidden);
+    norms.into_iter().chain(fc).chain(always).collect()
+}
+
+/// Norms in front of EAGLE-3's fusion, as vLLM and the speculators package name them.
+fn aux_norms(norm: AuxNorm, num_captured: usize, hidden: usize) -> Vec<TensorName> {
+    match norm {
+        AuxNorm::None => Vec::new(),
+        AuxNorm::Concatenated => {
+            vec![named(
+                "aux_norm",
+                "input_norm.weight",
+                &[num_captured * hidden],
+            )]
+        }
+        AuxNorm::Each => {
+            let names = (0..num_captured).map(|index| {
+                let foreign = format!("fc_norm.{index}.weight");
+                named(&format!("aux_norms.{index}"), &foreign, &[hidden])
+            });
+            names.collect()
+        }
+    }
 }

@@ -96,7 +96,7 @@ fn eagle3_config(source: &Source<'_>, config: &Eagle3Config) -> Map<String, Valu
             "norm_before_fc",
             json!(config.aux_norm == AuxNorm::Concatenated),
         ),
-        ("fc_norm", json!(false)),
+        ("fc_norm", json!(config.aux_norm == AuxNorm::Each)),
         ("norm_output", json!(config.norm_output)),
         ("torch_dtype", json!(dtype)),
         ("dtype", json!(dtype)),
@@ -133,6 +133,12 @@ fn eagle3_warnings(card: &DrafterCard, config: &Eagle3Config) -> Vec<String> {
         warnings.push(
             "`norm_before_residual` is true: vLLM applies it, SGLang and llama.cpp ignore it and \
              would draft wrongly"
+                .to_owned(),
+        );
+    }
+    if config.aux_norm == AuxNorm::Each {
+        warnings.push(
+            "`fc_norm` is true: vLLM and SGLang apply it, the llama.cpp converter has no place for it"
                 .to_owned(),
         );
     }

@@ -68,7 +68,7 @@ fn eagle3(source: &Source<'_>, config: &Eagle3Config) -> Result<Layout, ExportEr
             "norm_before_fc",
             json!(config.aux_norm == AuxNorm::Concatenated),
         ),
-        ("fc_norm", json!(false)),
+        ("fc_norm", json!(config.aux_norm == AuxNorm::Each)),
         ("norm_output", json!(config.norm_output)),
         ("embed_requires_grad", json!(false)),
         (

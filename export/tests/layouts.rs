@@ -229,12 +229,13 @@ fn pitfall_71_an_explicit_head_size_is_kept() {
 }
 
 /// Pitfall 73: every norm switch travels in both layouts, with a warning where an engine ignores it.
-/// Red under: writing `false` for it in `native::eagle3_config`.
+/// Red under: writing `false` for it in `native::eagle3_config`; the warning about `fc_norm` left out of
+/// `native::eagle3_warnings`.
 #[test]
 fn pitfall_73_the_norm_switch_travels() {
-    let wanted = || Wanted {
+    let wanted = |aux_norm| Wanted {
         drafter: Eagle3Config {
-            aux_norm: AuxNorm::Concatenated,
+            aux_norm,
             norm_before_residual: true,
             norm_output: true,
             ttt_steps: 3,
@@ -242,17 +243,29 @@ fn pitfall_73_the_norm_switch_travels() {
         },
         ..Wanted::default()
     };
-    let case = Case::new(wanted());
-    for format in FORMATS {
-        let (report, config, _) = case.export(format);
-        for key in ["norm_before_residual", "norm_before_fc", "norm_output"] {
-            assert_eq!(config[key], json!(true), "{format} {key}");
+    for (aux_norm, switch) in [
+        (AuxNorm::Concatenated, "norm_before_fc"),
+        (AuxNorm::Each, "fc_norm"),
+    ] {
+        let case = Case::new(wanted(aux_norm));
+        for format in FORMATS {
+            let (report, config, _) = case.export(format);
+            for key in ["norm_before_residual", switch, "norm_output"] {
+                assert_eq!(config[key], json!(true), "{format} {key}");
+            }
+            let warns = |start: &str| report.warnings.iter().any(|text| text.starts_with(start));
+            let is_native = format == "native";
+            assert_eq!(warns("`norm_before_residual` is true"), is_native);
+            assert_eq!(warns("`fc_norm` is true"), is_native && switch == "fc_norm");
         }
-        let warned = report.warnings.iter().any(|text| text.contains("SGLang"));
-        assert_eq!(warned, format == "native");
     }
     let (report, config, _) = Case::new(Wanted::default()).export("native");
-    for key in ["norm_before_residual", "norm_before_fc", "norm_output"] {
+    for key in [
+        "norm_before_residual",
+        "norm_before_fc",
+        "fc_norm",
+        "norm_output",
+    ] {
         assert_eq!(config[key], json!(false), "{key}");
     }
     assert!(report.warnings.is_empty());

@@ -50,6 +50,20 @@ impl Reference {
             .collect()
     }
 
+    /// The captured states as `fc` reads them, by the switches of the file.
+    fn normed_states(&self, states: Vec<f64>) -> Vec<f64> {
+        if self.config["norm_before_fc"] == json!(true) {
+            return self.norm("input_norm.weight", &states);
+        }
+        if self.config["fc_norm"] != json!(true) {
+            return states;
+        }
+        let each = states.chunks_exact(self.number("hidden_size"));
+        each.enumerate()
+            .flat_map(|(index, state)| self.norm(&format!("fc_norm.{index}.weight"), state))
+            .collect()
+    }
+
     /// Half-rotation rotary embedding of each head in place.
     fn rotate(&self, x: &mut [f64], position: usize) {
         let dim = self.number("head_dim");
@@ -155,11 +169,7 @@ fn reference_logits(case: &Case, aux: &[f32], ids: &[u32]) -> Vec<Vec<f64>> {
             .iter()
             .map(|x| f64::from(*x))
             .collect();
-        let states = if reference.config["norm_before_fc"] == json!(true) {
-            reference.norm("input_norm.weight", &states)
-        } else {
-            states
-        };
+        let states = reference.normed_states(states);
         let fused = if reference.config["eagle_config"]["use_aux_hidden_state"] == json!(false) {
             let gain = values(&target, "model.norm.weight");
             reference.norm_by(&gain, &states)
@@ -230,6 +240,21 @@ fn the_reference_agrees_with_all_norms_and_larger_heads_too() {
         },
         other: None,
         draft_ids: None,
+    }));
+}
+
+/// EAGLE-3.1. Red under: `fc_norm.{index}` replaced by `fc_norm.{num_captured - 1 - index}` in `names::aux_norms`.
+#[test]
+fn the_reference_agrees_with_a_norm_of_each_state() {
+    check(&Case::new(Wanted {
+        drafter: Eagle3Config {
+            aux_layer_ids: Some(vec![0, 3, 6, 7]),
+            aux_norm: AuxNorm::Each,
+            norm_output: true,
+            ..Eagle3Config::default()
+        },
+        draft_ids: Some(scattered_ids()),
+        ..Wanted::default()
     }));
 }
 

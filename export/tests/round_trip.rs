@@ -45,6 +45,12 @@ fn variants() -> Vec<Wanted> {
             ..Eagle3Config::default()
         }),
         drafter(Eagle3Config {
+            aux_layer_ids: Some(vec![0, 3, 6, 7]),
+            aux_norm: AuxNorm::Each,
+            norm_output: true,
+            ..Eagle3Config::default()
+        }),
+        drafter(Eagle3Config {
             aux_layer_ids: Some(Vec::new()),
             norm_output: true,
             ..Eagle3Config::default()
@@ -133,7 +139,6 @@ fn layers_named_under_one_key_only_are_read_by_that_keys_meaning() {
 fn variants_that_this_build_does_not_compute_are_refused_by_key() {
     let case = Case::new(Wanted::default());
     let edits: &[(&str, Value)] = &[
-        ("fc_norm", json!(true)),
         ("logit_scale", json!(0.5)),
         ("target_hidden_size", json!(32)),
         ("num_hidden_layers", json!(2)),
@@ -154,6 +159,33 @@ fn variants_that_this_build_does_not_compute_are_refused_by_key() {
             "{key}: {error}"
         );
     }
+}
+
+/// A norm that the file asks for and does not hold, two that it asks for, and one that it holds and nobody asked for.
+/// Red under: `(_, true) => Ok(AuxNorm::Each)` first in `Reader::aux_norm`; `AuxNorm::None` for `AuxNorm::Each` there.
+#[test]
+fn a_norm_of_each_state_is_read_only_where_switch_and_weights_agree() {
+    let each = || Wanted {
+        drafter: Eagle3Config {
+            aux_norm: AuxNorm::Each,
+            ..Eagle3Config::default()
+        },
+        ..Wanted::default()
+    };
+    let message = |wanted: Wanted, key: &str, value: Value| {
+        let case = Case::new(wanted);
+        case.export("native");
+        edit_config(&case, &|config| config[key] = value.clone());
+        let error = read(&case.out("native"), &case.target()).unwrap_err();
+        error.to_string()
+    };
+    let missing = message(Wanted::default(), "fc_norm", json!(true));
+    assert!(missing.contains("`fc_norm.0.weight`"), "{missing}");
+    let both = message(each(), "norm_before_fc", json!(true));
+    assert!(both.starts_with("`fc_norm`"), "{both}");
+    assert!(both.ends_with("false beside `norm_before_fc`"), "{both}");
+    let unasked = message(each(), "fc_norm", json!(false));
+    assert!(unasked.contains("`fc_norm.0.weight`"), "{unasked}");
 }
 
 #[test]

@@ -56,8 +56,11 @@ const BLOCK: [[&str; 2]; 11] = [
 ];
 
 /// EAGLE-3's own parts; the block's follow in its layer.
-const EAGLE3: [[&str; 2]; 4] = [
+const EAGLE3: [[&str; 2]; 7] = [
     ["aux_norm?", "input_norm.weight"],
+    ["aux_norms.0?", "fc_norm.0.weight"],
+    ["aux_norms.1?", "fc_norm.1.weight"],
+    ["aux_norms.2?", "fc_norm.2.weight"],
     ["fc", "fc.weight"],
     ["norm", "norm.weight"],
     ["head", "lm_head.weight"],
@@ -256,18 +259,25 @@ fn pitfall_74_kept_heads_are_the_targets_rows() {
 
 /// Pitfall 73, its siblings: an optional norm travels as a switch and as a weight, and neither without the other.
 /// Red under: `config.aux_norm == AuxNorm::Concatenated` in `speculators::eagle3` always true; the optional
-/// norms left out of `names::decoder_layer`.
+/// norms left out of `names::decoder_layer`; `fc_norm` always false in `native::eagle3_config`; `fc_norm.0.weight` for
+/// every state in `names::aux_norms`.
 #[test]
 fn pitfall_73_optional_norms_travel_as_switch_and_weight() {
     let eagle3 = Family::named("eagle3");
-    for is_on in [true, false] {
-        let aux_norm = if is_on { "concatenated" } else { "none" };
+    for aux_norm in ["none", "concatenated", "each"] {
         let settings = toml::Table::from_iter([("aux_norm".to_owned(), aux_norm.into())]);
         let case = case(&eagle3, settings, json!({}), None);
         for format in ["native", "speculators"] {
             let (_, config, weights) = case.export(format);
-            assert_eq!(config["norm_before_fc"], json!(is_on), "{format}");
-            assert_eq!(weights.contains("input_norm.weight"), is_on, "{format}");
+            for (value, switch, tensor) in [
+                ("concatenated", "norm_before_fc", "input_norm.weight"),
+                ("each", "fc_norm", "fc_norm.0.weight"),
+            ] {
+                let is_on = aux_norm == value;
+                assert_eq!(config[switch], json!(is_on), "{format} {aux_norm}");
+                assert_eq!(weights.contains(tensor), is_on, "{format} {aux_norm}");
+            }
+            check_export(&case, &eagle3, format, ExportDtype::F32);
         }
     }
     let mtp = Family::named("mtp");

@@ -112,6 +112,7 @@ run llama3-rope "--rope-scaling llama3" "vocab=200" "$@"
 run tied "--tied" "vocab=128" "$@"
 run qwen3 "--qwen3" "vocab=128" "$@"
 run norms "" "vocab=128 norms=all" "$@"
+run norm-each "" "vocab=128 norms=each" "$@"
 if selected dflash "$@"; then block_case dflash "" ""; fi
 if selected dflash-reduced "$@"; then block_case dflash-reduced "" "vocab=128 layers=0,3,5"; fi
 if selected dflash-window "$@"; then block_case dflash-window "" "vocab=128 window=6"; fi
