@@ -4,7 +4,7 @@
 //! by a copy of the drafter's state, and in the end the entries of the largest value are kept, where the value of an entry is
 //! the product of the drafter's probabilities along its path. Values fall along a path, so an entry is never kept without its
 //! parent. Where the probabilities of a depth do not depend on the path, one pass knows them all, and the tree is that of
-//! [`super::prefix_tree`].
+//! `prefix_tree.rs`.
 
 use std::sync::Arc;
 
