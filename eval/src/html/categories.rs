@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use super::svg::escape;
-use crate::report::{CategoryFigures, Entry};
+use super::tau_cell;
+use crate::report::Entry;
 
 /// One row a category, one column a proposer that drafts; nothing without categories.
 pub(super) fn table(entries: &[&Entry]) -> String {
@@ -25,18 +26,14 @@ pub(super) fn table(entries: &[&Entry]) -> String {
         let name = escape(&category.category);
         let _ = write!(table, "<tr><td>{name}</td><td>{}</td>", category.prompts);
         for entry in &entries {
-            let cell = entry.by_category.get(place).map_or(String::new(), cell);
+            let figures = entry.by_category.get(place);
+            let cell = figures.map_or(String::new(), |figures| {
+                tau_cell(figures.tau, figures.tau_interval)
+            });
             let _ = write!(table, "<td>{cell}</td>");
         }
         table.push_str("</tr>\n");
     }
     table.push_str("</table></div>");
     table
-}
-
-fn cell(figures: &CategoryFigures) -> String {
-    let interval = figures.tau_interval.map_or(String::new(), |interval| {
-        format!("<small>{:.2}-{:.2}</small>", interval.low, interval.high)
-    });
-    format!("<b>{:.2}</b> {interval}", figures.tau)
 }

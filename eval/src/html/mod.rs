@@ -6,6 +6,7 @@ mod svg;
 
 use std::fmt::Write as _;
 
+use crate::bootstrap::Interval;
 use crate::exact::THRESHOLDS;
 use crate::report::{Entry, ExactEntry, Report};
 use crate::roofline::{PredictedSpeed, Prediction};
@@ -180,7 +181,14 @@ fn overview(report: &Report, palette: &Palette) -> String {
         for setting in &settings {
             let entries = setting.widest(&report.entries);
             let entry = entries.into_iter().find(|entry| entry.proposer == *name);
-            let _ = write!(table, "<td>{}</td>", entry.map_or(String::new(), tau_cell));
+            let _ = write!(
+                table,
+                "<td>{}</td>",
+                entry.map_or(String::new(), |entry| tau_cell(
+                    entry.tau,
+                    entry.tau_interval
+                ))
+            );
         }
         table.push_str("</tr>\n");
     }
@@ -188,11 +196,12 @@ fn overview(report: &Report, palette: &Palette) -> String {
     table
 }
 
-fn tau_cell(entry: &Entry) -> String {
-    let interval = entry.tau_interval.map_or(String::new(), |interval| {
+/// A tau with its interval, for a cell of a table.
+fn tau_cell(tau: f64, interval: Option<Interval>) -> String {
+    let interval = interval.map_or(String::new(), |interval| {
         format!("<small>{:.2}-{:.2}</small>", interval.low, interval.high)
     });
-    format!("<b>{:.2}</b> {interval}", entry.tau)
+    format!("<b>{tau:.2}</b> {interval}")
 }
 
 fn section(report: &Report, palette: &Palette, setting: Setting<'_>) -> String {
